@@ -1,0 +1,20 @@
+"""The table of small fused operations; torch references always, faster ones above them.
+
+Names load lazily, so that plugins can name this package without importing torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minisgl.kernel.ops import OpTable
+
+__all__ = ["OpTable"]
+
+_LAZY = {"OpTable": "minisgl.kernel.ops"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

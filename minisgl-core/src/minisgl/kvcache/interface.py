@@ -1,0 +1,142 @@
+"""What a KV pool and a prefix cache must offer.
+
+Both count in pages of ``page_size`` tokens. Page 0 is the dummy page: it is never allocated and
+never cached; padded rows point at it.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+TokenArray = npt.NDArray[np.int32]
+PageArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPoolSpec:
+    """Shape of a KV pool on one rank.
+
+    Attributes:
+        num_layers: layers that store K and V.
+        num_kv_heads: on this rank.
+        head_dim: elements a head.
+        page_size: tokens a page.
+        dtype: of the stored K and V.
+        device: where they live.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KVCachePool(ABC):
+    """K and V of every layer, in pages, layout ``NHD``.
+
+    The pool is created before its size is known (models and backends hold a reference to it) and
+    ``allocate`` gives it memory once the memory plan has counted everything else.
+    """
+
+    spec: KVPoolSpec
+    num_pages: int
+    """Pages in the pool, the dummy page included; 0 before ``allocate``."""
+
+    @classmethod
+    @abstractmethod
+    def bytes_per_page(cls, spec: KVPoolSpec) -> int:
+        """Bytes that one page takes over all layers, K and V together."""
+
+    @abstractmethod
+    def allocate(self, num_pages: int) -> None:
+        """Allocate ``num_pages`` zeroed pages (page 0 is the dummy). Called once.
+
+        Raises:
+            DoesNotFitError: the device has not enough memory; names ``cache.num_pages``.
+        """
+
+    @abstractmethod
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K and V of one layer, each ``[num_pages, page_size, kv_heads, head_dim]``."""
+
+    @abstractmethod
+    def store(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: int) -> None:
+        """Write ``k`` and ``v`` ``[T, kv_heads, head_dim]`` to ``slots`` ``[T]`` of one layer.
+
+        A slot is ``page * page_size + offset``; tokens with slot -1 are not stored.
+        """
+
+
+CacheHandle = Any
+"""A place in a prefix cache: opaque, stays valid through later inserts and splits while locked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix of a token sequence.
+
+    Attributes:
+        handle: the place in the cache; lock it before anything may be evicted.
+        pages: int32 ``[n]``: the pages of the prefix, in order.
+    """
+
+    handle: CacheHandle
+    pages: PageArray
+
+
+class PrefixCache(ABC):
+    """Maps whole pages of tokens to pages of K and V, and forgets the least recently used.
+
+    The cache owns the pages that it holds. A page is locked while any handle at or below it is.
+    """
+
+    @abstractmethod
+    def match(self, tokens: TokenArray) -> Match:
+        """Return the longest cached prefix of ``tokens``, in whole pages, less than all of them.
+
+        At least one token is left to compute. Marks the prefix as recently used.
+        """
+
+    @abstractmethod
+    def insert(self, tokens: TokenArray, pages: PageArray) -> Match:
+        """Cache ``tokens`` (a whole number of pages), whose K and V are in ``pages``.
+
+        Returns the canonical pages of the whole sequence and their handle: where the cache
+        already held a page, it is the cache's; the caller must rewrite its table to the canonical
+        pages and free its own duplicates. Pages that are newly inserted belong to the cache.
+        """
+
+    @abstractmethod
+    def lock(self, handle: CacheHandle) -> None:
+        """Keep the handle's pages from eviction; locks count."""
+
+    @abstractmethod
+    def unlock(self, handle: CacheHandle) -> None:
+        """Undo one ``lock``."""
+
+    @abstractmethod
+    def evict(self, num_pages: int) -> list[int]:
+        """Forget unlocked pages, least recently used first; returns them, now the caller's.
+
+        Returns at least ``num_pages`` of them, or all that can be evicted.
+        """
+
+    @property
+    @abstractmethod
+    def num_evictable_pages(self) -> int:
+        """Pages that ``evict`` could return now."""
+
+    @property
+    @abstractmethod
+    def num_pages(self) -> int:
+        """Pages that the cache holds, locked ones included."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Recount everything; raises ``AssertionError`` if a counter or an edge is wrong."""

@@ -1,0 +1,56 @@
+"""Messages that the scheduler receives."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.request import SamplingParams
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, tag="generate"):
+    """A tokenised prompt, validated, ready for the waiting queue.
+
+    Attributes:
+        uid: the server's own number for the request; a client's id is only a label elsewhere.
+        token_ids: the prompt as little-endian int32 bytes.
+        params: how to sample and when to stop.
+        priority: a higher number is served earlier and retracted later.
+    """
+
+    uid: int
+    token_ids: bytes
+    params: SamplingParams
+    priority: int = 0
+
+    @property
+    def prompt(self) -> npt.NDArray[np.int32]:
+        """The prompt's token ids, int32 ``[n]``."""
+        return np.frombuffer(self.token_ids, dtype="<i4")
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
+    """End these requests; an id that is not known yet is remembered for a minute."""
+
+    uids: list[int]
+
+
+class StopFound(msgspec.Struct, frozen=True, tag="stop_found"):
+    """The detokenizer found a stop string: the request's output ends after ``num_tokens`` tokens."""
+
+    uid: int
+    num_tokens: int
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Ask the scheduler for its heartbeat; answered by a ``Pong`` to the frontend."""
+
+    sequence: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Stop the receiving process; with ``drain`` it first finishes what it has accepted."""
+
+    drain: bool = False
+
+
+BackendMessage = GenerateRequest | AbortRequest | StopFound | Ping | Shutdown

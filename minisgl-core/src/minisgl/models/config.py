@@ -1,0 +1,88 @@
+"""The facts about a model that engine, scheduler and layers need. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding parameters, in transformers 5's ``rope_parameters`` terms.
+
+    Attributes:
+        rope_type: ``default``, ``linear``, ``dynamic``, ``yarn``, ``longrope``, ``llama3``.
+        theta: base of the frequencies.
+        rotary_dim: elements of a head that are rotated.
+        original_max_position: context length before scaling.
+        parameters: the rest, by transformers' names (``factor``, ``attention_factor``, ...).
+    """
+
+    rope_type: str
+    theta: float
+    rotary_dim: int
+    original_max_position: int
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """Routed experts of a model.
+
+    Attributes:
+        num_experts: routed experts a layer.
+        top_k: experts a token.
+        intermediate_size: inner elements of one expert.
+        renormalize: divide the chosen experts' weights by their sum.
+        layers: numbers of the layers that have experts.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalize: bool
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One decoder-only model.
+
+    Attributes:
+        architecture: name as in ``config.json``.
+        vocab_size: rows of the embedding.
+        hidden_size, intermediate_size, num_layers: as usual.
+        num_q_heads, num_kv_heads, head_dim: before sharding.
+        max_position: longest sequence the model was made for, scaling included.
+        rms_norm_eps: of all norms.
+        activation: ``silu`` or ``gelu``, of the MLP's gate.
+        tie_word_embeddings: the head is the embedding.
+        attention_bias: q, k and v have biases.
+        output_bias: the attention output projection has a bias.
+        mlp_bias: gate, up and down have biases.
+        qk_norm: q and k heads are RMS-normed before the rotation.
+        sliding_windows: per layer, tokens a query sees, or ``None`` for all.
+        dtype: of the checkpoint, such as ``bfloat16``.
+        rope: rotary embedding.
+        moe: routed experts, or ``None`` for a dense model.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_norm_eps: float
+    activation: str
+    tie_word_embeddings: bool
+    attention_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_windows: tuple[int | None, ...]
+    dtype: str
+    rope: RopeConfig
+    moe: MoeConfig | None = None

@@ -1,0 +1,41 @@
+"""What plugin authors import: the hook marker, the records that hooks return, and their parts.
+
+A plugin is a distribution with one entry point in the group ``minisgl``. It names a module of
+functions marked with ``hookimpl``; that module imports neither torch nor a kernel package.
+"""
+
+from minisgl.plugins.hookspecs import HookSpecs, hookimpl, hookspec
+from minisgl.plugins.records import (
+    AttentionBackendRecord,
+    BackendQuery,
+    Capabilities,
+    KVPoolRecord,
+    ModelRecord,
+    MoeBackendRecord,
+    NoSettings,
+    OpRecord,
+    PrefixCacheRecord,
+    RequestStats,
+    StepStats,
+    Supported,
+    Unsupported,
+)
+
+__all__ = [
+    "AttentionBackendRecord",
+    "BackendQuery",
+    "Capabilities",
+    "HookSpecs",
+    "KVPoolRecord",
+    "ModelRecord",
+    "MoeBackendRecord",
+    "NoSettings",
+    "OpRecord",
+    "PrefixCacheRecord",
+    "RequestStats",
+    "StepStats",
+    "Supported",
+    "Unsupported",
+    "hookimpl",
+    "hookspec",
+]

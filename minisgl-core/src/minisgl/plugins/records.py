@@ -1,0 +1,242 @@
+"""The typed, frozen records that hooks return. Nothing here imports torch.
+
+Dtypes are spelled as strings (``"bfloat16"``) and devices as their torch type (``"cuda"``), so
+that records can be listed on a machine without either.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from minisgl.attention.interface import AttentionBackend, AttentionContext
+    from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
+    from minisgl.moe.interface import MoeBackend, MoeContext
+
+Phase = Literal["prefill", "decode"]
+
+
+class NoSettings(BaseModel):
+    """The settings class of a backend that has none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendQuery:
+    """What a backend is asked to run on; a probe answers whether it can.
+
+    Attributes:
+        device: torch device type: ``cpu``, ``cuda``.
+        compute_capability: of a CUDA device, such as ``(9, 0)``; ``None`` elsewhere.
+        dtype: of activations, such as ``bfloat16``.
+        kv_dtype: of stored K and V.
+        page_size: tokens a page.
+        num_q_heads, num_kv_heads, head_dim: of one rank.
+        sliding_window: whether any layer uses one.
+        logit_soft_cap: whether any layer uses one.
+        num_experts: routed experts a layer; 0 for a dense model.
+        tensor_parallel_size: number of ranks.
+    """
+
+    device: str
+    compute_capability: tuple[int, int] | None
+    dtype: str
+    kv_dtype: str
+    page_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: bool = False
+    logit_soft_cap: bool = False
+    num_experts: int = 0
+    tensor_parallel_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Supported:
+    """The backend can run; ranks order the candidates of ``auto``, a higher one wins.
+
+    ``None`` for a phase means that the backend does not serve it. Core's torch reference has 0.
+    """
+
+    prefill_rank: int | None
+    decode_rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """The backend cannot run here; ``reason`` names the value it needs and the value found."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend declares about itself; ``None`` means any.
+
+    Attributes:
+        phases: of ``prefill`` and ``decode``.
+        page_sizes, dtypes, kv_dtypes, head_dims: the values it takes.
+        devices: torch device types.
+        min_compute_capability: of CUDA devices.
+        cuda_graphs: whether decode can be captured.
+        mixed_batches: whether one launch may hold decode and prefill rows.
+        sliding_window, logit_soft_cap: whether it implements them.
+    """
+
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    page_sizes: tuple[int, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    kv_dtypes: tuple[str, ...] | None = None
+    head_dims: tuple[int, ...] | None = None
+    devices: tuple[str, ...] | None = None
+    min_compute_capability: tuple[int, int] | None = None
+    cuda_graphs: bool = False
+    mixed_batches: bool = False
+    sliding_window: bool = False
+    logit_soft_cap: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackendRecord(Generic[SettingsT]):
+    """An attention backend on offer.
+
+    ``create`` is the one place that imports the kernel package. ``probe`` may, after the cheap
+    checks; capabilities are checked by core before it is called.
+    """
+
+    name: str
+    summary: str
+    settings_type: type[SettingsT]
+    probe: Callable[[BackendQuery], Supported | Unsupported]
+    create: "Callable[[AttentionContext, SettingsT], AttentionBackend]"
+    capabilities: Capabilities = field(default_factory=Capabilities)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeBackendRecord(Generic[SettingsT]):
+    """An MoE backend on offer; the larger of its two ranks counts."""
+
+    name: str
+    summary: str
+    settings_type: type[SettingsT]
+    probe: Callable[[BackendQuery], Supported | Unsupported]
+    create: "Callable[[MoeContext, SettingsT], MoeBackend]"
+    capabilities: Capabilities = field(default_factory=Capabilities)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPoolRecord(Generic[SettingsT]):
+    """A KV pool on offer."""
+
+    name: str
+    summary: str
+    settings_type: type[SettingsT]
+    probe: Callable[[BackendQuery], Supported | Unsupported]
+    create: "Callable[[KVPoolSpec, SettingsT], KVCachePool]"
+    capabilities: Capabilities = field(default_factory=Capabilities)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCacheRecord(Generic[SettingsT]):
+    """A prefix cache on offer; ``create`` is given the page size."""
+
+    name: str
+    summary: str
+    settings_type: type[SettingsT]
+    create: "Callable[[int, SettingsT], PrefixCache]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A family of model architectures, all lazy.
+
+    Attributes:
+        architectures: names as in ``config.json``, such as ``LlamaForCausalLM``.
+        config_reader: ``"module:function"``, from a transformers configuration to ``ModelConfig``.
+        model: ``"module:Class"``, a ``BaseLLMModel`` built as ``Class(config, context)``.
+        summary: one line for listings.
+    """
+
+    architectures: tuple[str, ...]
+    config_reader: str
+    model: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRecord:
+    """An implementation of one entry of the op table (``minisgl.kernel.ops.OpTable``).
+
+    Attributes:
+        op: name of the entry, such as ``rms_norm``.
+        name: of this implementation, such as ``flashinfer``.
+        probe: the larger of the two ranks counts.
+        load: returns the callable.
+    """
+
+    op: str
+    name: str
+    summary: str
+    probe: Callable[[BackendQuery], Supported | Unsupported]
+    load: Callable[[], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """One finished step, for observers.
+
+    Attributes:
+        step: number of the step, from 0.
+        num_decode_rows, num_prefill_rows: rows of the step.
+        num_prefill_tokens: prompt tokens computed.
+        num_running, num_waiting: requests after the step.
+        num_free_pages, num_cached_pages, num_pages: of the KV pool.
+        num_retracted: requests retracted since the start.
+        host_us: host time from planning to processing, in microseconds.
+    """
+
+    step: int
+    num_decode_rows: int
+    num_prefill_rows: int
+    num_prefill_tokens: int
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_cached_pages: int
+    num_pages: int
+    num_retracted: int
+    host_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """One finished request, for observers; times in seconds, ``None`` if never reached.
+
+    Attributes:
+        uid: the server's number of the request.
+        num_prompt_tokens, num_cached_tokens, num_completion_tokens: token counts.
+        finish_reason: ``stop``, ``length``, ``abort`` or ``error``.
+        queue_time: from arrival to the first launch.
+        time_to_first_token: from arrival to the first committed token.
+        total_time: from arrival to the terminal event.
+        num_retractions: how often it was retracted.
+        extra: for plugins.
+    """
+
+    uid: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    finish_reason: str
+    queue_time: float | None
+    time_to_first_token: float | None
+    total_time: float
+    num_retractions: int
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,132 @@
+"""What a user asks of one generation, and why one ends.
+
+Knows nothing of pages, rows or devices: the scheduler keeps those beside the request.
+"""
+
+import math
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from minisgl.errors import RequestError
+
+MAX_SEED: Final = 2**63 - 1
+MAX_STOP_STRINGS: Final = 64
+MAX_STOP_TOKEN_IDS: Final = 256
+
+
+class FinishReason(StrEnum):
+    """Why a request ended: its one terminal event carries exactly one of these."""
+
+    STOP = "stop"
+    """An end-of-sequence token, a stop token or a stop string."""
+    LENGTH = "length"
+    """``max_tokens`` or the model's context length was reached."""
+    ABORT = "abort"
+    """The client went away or asked for it."""
+    ERROR = "error"
+    """The request failed; the message says how."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next tokens of one request are chosen and when it ends.
+
+    Immutable and validated on construction, so one object may serve any number of requests.
+
+    Attributes:
+        max_tokens: most tokens to generate; ``None`` means all the room that is left.
+        temperature: 0 is greedy (argmax); above 0 divides the logits before sampling.
+        top_k: sample among the k likeliest tokens only; -1 or 0 means all.
+        top_p: sample from the smallest set of tokens whose probability reaches this, in (0, 1].
+        min_p: drop tokens less likely than this fraction of the likeliest one's, in [0, 1].
+        seed: makes the request's noise a function of (seed, position) alone, in any batch;
+            ``None`` draws a fresh one.
+        stop: strings that end the text; neither they nor what follows is returned.
+        stop_token_ids: tokens that end the text, in addition to the model's own.
+        include_stop_str_in_output: keep the stop string at the end of the text.
+        min_tokens: end-of-sequence, stop tokens and stop strings are impossible before this many.
+        ignore_eos: the model's own end-of-sequence tokens do not end the text.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        RequestError: a field is outside its range; ``param`` names it.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _normalise_sequences(self)
+        for name, value, allowed, fine in (
+            ("max_tokens", self.max_tokens, "at least 1", _opt_int(self.max_tokens, 1)),
+            ("temperature", self.temperature, "a number from 0 to 100", _real(self.temperature, 0, 100)),
+            ("top_k", self.top_k, "-1 (all) or at least 1", _int(self.top_k, -1)),
+            ("top_p", self.top_p, "above 0 and at most 1", _real(self.top_p, 0, 1) and self.top_p > 0),
+            ("min_p", self.min_p, "from 0 to 1", _real(self.min_p, 0, 1)),
+            ("seed", self.seed, f"a whole number from 0 to {MAX_SEED}", _opt_int(self.seed, 0, MAX_SEED)),
+            ("min_tokens", self.min_tokens, "at least 0", _int(self.min_tokens, 0)),
+            (
+                "stop",
+                self.stop,
+                f"at most {MAX_STOP_STRINGS} non-empty strings",
+                len(self.stop) <= MAX_STOP_STRINGS and all(isinstance(s, str) and s for s in self.stop),
+            ),
+            (
+                "stop_token_ids",
+                self.stop_token_ids,
+                f"at most {MAX_STOP_TOKEN_IDS} token ids",
+                len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS
+                and all(_int(t, 0, 2**31 - 1) for t in self.stop_token_ids),
+            ),
+        ):
+            if not fine:
+                raise RequestError(f"{name} must be {allowed}, got {value!r}", param=name)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
+                param="min_tokens",
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the next token is the argmax: the filters cannot change it then."""
+        return self.temperature == 0 or self.top_k == 1
+
+
+def _normalise_sequences(params: SamplingParams) -> None:
+    """Accept ``stop="x"`` and lists for the two tuple fields, as users type them."""
+    stop = params.stop
+    if isinstance(stop, str):
+        msgspec.structs.force_setattr(params, "stop", (stop,))
+    elif not isinstance(stop, tuple):
+        msgspec.structs.force_setattr(params, "stop", tuple(stop or ()))
+    if not isinstance(params.stop_token_ids, tuple):
+        msgspec.structs.force_setattr(params, "stop_token_ids", tuple(params.stop_token_ids or ()))
+
+
+def _int(value: object, low: int, high: int = 2**31 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _opt_int(value: object, low: int, high: int = 2**31 - 1) -> bool:
+    return value is None or _int(value, low, high)
+
+
+def _real(value: object, low: float, high: float) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and low <= value <= high
+    )
