@@ -1,0 +1,1 @@
+"""Model architectures for minisgl: Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE."""

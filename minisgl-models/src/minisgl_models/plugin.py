@@ -1,0 +1,44 @@
+"""The architectures on offer. Imports neither torch nor transformers."""
+
+from collections.abc import Iterable
+
+from minisgl.plugins import ModelRecord, hookimpl
+
+_RECORDS = (
+    ModelRecord(
+        architectures=("LlamaForCausalLM",),
+        config_reader="minisgl_models.llama:read_config",
+        model="minisgl_models.llama:LlamaForCausalLM",
+        summary="Llama 1 to 3.3 and the many models of its shape, SmolLM2 among them",
+    ),
+    ModelRecord(
+        architectures=("MistralForCausalLM",),
+        config_reader="minisgl_models.mistral:read_config",
+        model="minisgl_models.mistral:MistralForCausalLM",
+        summary="Mistral, with its sliding window",
+    ),
+    ModelRecord(
+        architectures=("Qwen2ForCausalLM",),
+        config_reader="minisgl_models.qwen2:read_config",
+        model="minisgl_models.qwen2:Qwen2ForCausalLM",
+        summary="Qwen2 and Qwen2.5",
+    ),
+    ModelRecord(
+        architectures=("Qwen3ForCausalLM",),
+        config_reader="minisgl_models.qwen3:read_config",
+        model="minisgl_models.qwen3:Qwen3ForCausalLM",
+        summary="Qwen3, dense",
+    ),
+    ModelRecord(
+        architectures=("Qwen3MoeForCausalLM",),
+        config_reader="minisgl_models.qwen3:read_moe_config",
+        model="minisgl_models.qwen3:Qwen3MoeForCausalLM",
+        summary="Qwen3 with routed experts",
+    ),
+)
+
+
+@hookimpl
+def minisgl_models() -> Iterable[ModelRecord]:
+    """Offer the five families."""
+    return _RECORDS

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import OpTable
+    from minisgl.kernel.rotation import Rotation
 
-__all__ = ["OpTable"]
+__all__ = ["OpTable", "Rotation"]
 
-_LAZY = {"OpTable": "minisgl.kernel.ops"}
+_LAZY = {"OpTable": "minisgl.kernel.ops", "Rotation": "minisgl.kernel.rotation"}
 
 
 def __getattr__(name: str) -> object:

@@ -11,12 +11,15 @@ from typing import Protocol
 import torch
 
 from minisgl.kernel import reference
+from minisgl.kernel.rotation import Rotation
 
 
 class RmsNorm(Protocol):
     """``x / rms(x) * weight`` over the last dimension, computed in float32."""
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return the normed ``x``."""
+        ...
 
 
 class AddRmsNorm(Protocol):
@@ -24,33 +27,40 @@ class AddRmsNorm(Protocol):
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the normed sum and the sum."""
+        ...
 
 
 class GatedActivation(Protocol):
     """``act(x[..., :n]) * x[..., n:]`` for ``x`` of width ``2n``."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., n]``."""
+        ...
 
 
 class Rope(Protocol):
-    """Rotate q ``[T, q_heads, d]`` and k ``[T, kv_heads, d]`` at ``positions`` ``[T]``.
+    """Rotate the q and k heads of one layer; returns ``(q, k)``.
 
-    ``cos_sin`` is float32 ``[max_positions, rotary_dim]``, cosines first, in the half-split
-    ("NeoX") layout; with a rotary dim below ``d`` the rest of each head passes unchanged.
-    Optional q/k RMSNorm weights ``[d]`` are applied to each head before the rotation.
+    ``qk`` is ``[T, q_heads + kv_heads, d]``, q heads first, and may be a view of the projection's
+    output with a longer row stride; an implementation may write into it. ``rotation`` is this
+    launch's: see ``Rotation``. With a rotary dim below ``d`` the rest of each head passes
+    unchanged. Optional q/k RMSNorm weights ``[d]`` are applied to each head before the rotation.
     """
 
     def __call__(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        positions: torch.Tensor,
-        cos_sin: torch.Tensor,
+        qk: torch.Tensor,
+        num_q_heads: int,
+        rotation: Rotation,
+        *,
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         norm_eps: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rotated q ``[T, q_heads, d]`` and k ``[T, kv_heads, d]``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

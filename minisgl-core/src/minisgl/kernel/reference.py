@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F  # noqa: N812  (the field's usual name)
 
+from minisgl.kernel.rotation import Rotation
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Root-mean-square norm in float32 (Zhang and Sennrich, 2019), as transformers computes it."""
@@ -32,29 +34,29 @@ def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def rope(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
+    qk: torch.Tensor,
+    num_q_heads: int,
+    rotation: Rotation,
+    *,
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     norm_eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotary embedding (Su et al., 2021) in the half-split layout, after optional q/k norms."""
-    if q_norm is not None:
-        q = rms_norm(q, q_norm, norm_eps)
-    if k_norm is not None:
-        k = rms_norm(k, k_norm, norm_eps)
-    table = cos_sin[positions].unsqueeze(1)
-    rotary_dim = table.shape[-1]
-    cos, sin = table.chunk(2, dim=-1)
-    return _rotate(q, cos, sin, rotary_dim), _rotate(k, cos, sin, rotary_dim)
+    if q_norm is not None and k_norm is not None:
+        q = rms_norm(qk[:, :num_q_heads], q_norm, norm_eps)
+        qk = torch.cat((q, rms_norm(qk[:, num_q_heads:], k_norm, norm_eps)), dim=1)
+    cos, sin = rotation.rows
+    rotary_dim = cos.shape[-1]
+    if rotary_dim == qk.shape[-1]:
+        qk = _rotate(qk, cos, sin)
+    else:
+        qk = torch.cat((_rotate(qk[..., :rotary_dim], cos, sin), qk[..., rotary_dim:]), dim=-1)
+    return qk[:, :num_q_heads], qk[:, num_q_heads:]
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary_dim: int) -> torch.Tensor:
-    half = rotary_dim // 2
-    first, second = x[..., :half].float(), x[..., half:rotary_dim].float()
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-    if rotary_dim == x.shape[-1]:
-        return rotated
-    return torch.cat((rotated, x[..., rotary_dim:]), dim=-1)
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    if x.dtype == torch.float32:
+        return torch.addcmul(x * cos, swapped, sin)
+    return torch.addcmul(x.float() * cos, swapped.float(), sin).to(x.dtype)

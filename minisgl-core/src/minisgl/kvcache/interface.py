@@ -107,9 +107,12 @@ class PrefixCache(ABC):
     def insert(self, tokens: TokenArray, pages: PageArray) -> Match:
         """Cache ``tokens`` (a whole number of pages), whose K and V are in ``pages``.
 
-        Returns the canonical pages of the whole sequence and their handle: where the cache
-        already held a page, it is the cache's; the caller must rewrite its table to the canonical
-        pages and free its own duplicates. Pages that are newly inserted belong to the cache.
+        Returns the pages that the cache now holds for the sequence's beginning, and their handle.
+        They are canonical: where they differ from ``pages``, the cache held that prefix already,
+        and the caller must rewrite its table to the cache's pages and free its own duplicates.
+        Where they are equal, the page belongs to the cache from now on. Pages beyond those
+        returned (all of them, for a cache that keeps nothing) stay the caller's. The handle is
+        unlocked: lock it before anything may be evicted.
         """
 
     @abstractmethod

@@ -1,0 +1,7 @@
+"""The offline front door: ``LLM`` and ``AsyncLLM`` hold a scheduler of their own."""
+
+from minisgl.llm.async_llm import AsyncLLM
+from minisgl.llm.llm import LLM
+from minisgl.llm.results import GenerationChunk, GenerationResult, Prompt
+
+__all__ = ["LLM", "AsyncLLM", "GenerationChunk", "GenerationResult", "Prompt"]

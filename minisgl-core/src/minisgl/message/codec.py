@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from minisgl.errors import MinisglError
+from minisgl.errors import MinisglError, RequestError
 
 MessageT = TypeVar("MessageT")
 
@@ -31,10 +31,11 @@ class Codec(Generic[MessageT]):
         """Return the message that ``data`` holds.
 
         Raises:
-            DecodeError: ``data`` is malformed, or holds a message of another group.
+            DecodeError: ``data`` is malformed, or holds a message of another group, or a field
+                value that the message's own validation refuses.
         """
         try:
             message: MessageT = self._decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RequestError) as error:
             raise DecodeError(f"{len(data)} bytes are no valid message: {error}") from error
         return message

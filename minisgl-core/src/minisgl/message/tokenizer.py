@@ -12,14 +12,15 @@ class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
     """Turn one prompt into tokens and hand it to the scheduler.
 
     Attributes:
-        prompt: text, token ids, or chat messages (``{"role", "content"}`` dicts).
+        prompt: text, a list of token ids, or a list of chat messages (``{"role", "content"}``
+            dicts); msgpack knows one kind of list, so the tokenizer worker checks which it is.
         add_special_tokens: for text prompts: let the tokenizer add BOS as it is configured to.
         template_kwargs: extra variables of the chat template.
         add_generation_prompt: end the rendered chat with the header of the assistant's turn.
     """
 
     uid: int
-    prompt: str | list[int] | list[dict[str, Any]]
+    prompt: str | list[Any]
     params: SamplingParams
     priority: int = 0
     add_special_tokens: bool = True
@@ -33,6 +34,7 @@ class StreamStart(msgspec.Struct, frozen=True):
     uid: int
     num_prompt_tokens: int
     params: SamplingParams
+    num_cached_tokens: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -15,11 +15,10 @@ from minisgl.plugins.records import (
     NoSettings,
     OpRecord,
     PrefixCacheRecord,
-    RequestStats,
-    StepStats,
     Supported,
     Unsupported,
 )
+from minisgl.request import RequestStats, StepStats
 
 __all__ = [
     "AttentionBackendRecord",

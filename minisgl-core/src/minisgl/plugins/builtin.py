@@ -1,0 +1,134 @@
+"""Core's own reference backends, offered through the same hooks as anyone's."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minisgl.plugins.hookspecs import hookimpl
+from minisgl.plugins.records import (
+    AttentionBackendRecord,
+    BackendQuery,
+    Capabilities,
+    KVPoolRecord,
+    MoeBackendRecord,
+    NoSettings,
+    PrefixCacheRecord,
+    Supported,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from minisgl.attention.interface import AttentionBackend, AttentionContext
+    from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
+    from minisgl.moe.interface import MoeBackend, MoeContext
+
+
+def _reference(query: BackendQuery) -> Supported | Unsupported:  # noqa: ARG001
+    """The reference runs everywhere; anything faster has a higher rank."""
+    return Supported(prefill_rank=0, decode_rank=0)
+
+
+def _create_attention(context: "AttentionContext", settings: NoSettings) -> "AttentionBackend":  # noqa: ARG001
+    from minisgl.attention.torch_backend import TorchAttentionBackend
+
+    return TorchAttentionBackend(context)
+
+
+def _create_moe(context: "MoeContext", settings: NoSettings) -> "MoeBackend":  # noqa: ARG001
+    from minisgl.moe.torch_backend import TorchMoeBackend
+
+    return TorchMoeBackend(context)
+
+
+def _create_mha_pool(spec: "KVPoolSpec", settings: NoSettings) -> "KVCachePool":  # noqa: ARG001
+    from minisgl.kvcache.mha_pool import MHAKVCachePool
+
+    return MHAKVCachePool(spec)
+
+
+def _create_radix(page_size: int, settings: NoSettings) -> "PrefixCache":  # noqa: ARG001
+    from minisgl.kvcache.radix_cache import RadixPrefixCache
+
+    return RadixPrefixCache(page_size)
+
+
+def _create_naive(page_size: int, settings: NoSettings) -> "PrefixCache":  # noqa: ARG001
+    from minisgl.kvcache.naive_cache import NaivePrefixCache
+
+    return NaivePrefixCache(page_size)
+
+
+@hookimpl
+def minisgl_attention_backends() -> Iterable[AttentionBackendRecord[Any]]:
+    """Offer the torch reference: any device, dtype, page size and head dim."""
+    return [
+        AttentionBackendRecord(
+            name="torch",
+            summary="Reference in plain torch, for any device",
+            settings_type=NoSettings,
+            probe=_reference,
+            create=_create_attention,
+            capabilities=Capabilities(mixed_batches=True, sliding_window=True, logit_soft_cap=True),
+        )
+    ]
+
+
+@hookimpl
+def minisgl_moe_backends() -> Iterable[MoeBackendRecord[Any]]:
+    """Offer the torch reference: a loop over experts."""
+    return [
+        MoeBackendRecord(
+            name="torch",
+            summary="Reference in plain torch: a loop over experts",
+            settings_type=NoSettings,
+            probe=_reference,
+            create=_create_moe,
+            capabilities=Capabilities(mixed_batches=True, sliding_window=True, logit_soft_cap=True),
+        )
+    ]
+
+
+@hookimpl
+def minisgl_kv_pools() -> Iterable[KVPoolRecord[Any]]:
+    """Offer the pool of multi-head attention: K and V of every layer in NHD pages."""
+    return [
+        KVPoolRecord(
+            name="mha",
+            summary="K and V of every layer in NHD pages",
+            settings_type=NoSettings,
+            probe=_reference,
+            create=_create_mha_pool,
+            capabilities=Capabilities(
+                kv_dtypes=("float32", "bfloat16", "float16"),
+                sliding_window=True,
+                logit_soft_cap=True,
+            ),
+        )
+    ]
+
+
+@hookimpl
+def minisgl_prefix_caches() -> Iterable[PrefixCacheRecord[Any]]:
+    """Offer the radix tree, and the cache that shares nothing."""
+    return [
+        PrefixCacheRecord(
+            name="radix",
+            summary="Radix tree: requests share the pages of equal prefixes",
+            settings_type=NoSettings,
+            create=_create_radix,
+        ),
+        PrefixCacheRecord(
+            name="naive",
+            summary="Shares nothing",
+            settings_type=NoSettings,
+            create=_create_naive,
+        ),
+    ]
+
+
+@hookimpl(trylast=True)
+def minisgl_resolve_checkpoint(reference: str, cache_dir: Path | None) -> Path | None:
+    """Resolve local folders, ``.gguf`` files, ``package:NAME`` and hub ids."""
+    from minisgl.models.resolve import resolve_checkpoint
+
+    return resolve_checkpoint(reference, cache_dir)

@@ -18,9 +18,8 @@ from minisgl.plugins.records import (
     MoeBackendRecord,
     OpRecord,
     PrefixCacheRecord,
-    RequestStats,
-    StepStats,
 )
+from minisgl.request import RequestStats, StepStats
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -63,7 +62,11 @@ class HookSpecs:
         return ()
 
     @hookspec(firstresult=True)
-    def minisgl_resolve_checkpoint(self, reference: str, cache_dir: Path | None) -> Path | None:
+    def minisgl_resolve_checkpoint(
+        self,
+        reference: str,  # noqa: ARG002
+        cache_dir: Path | None,  # noqa: ARG002
+    ) -> Path | None:
         """Turn a model reference into a local path, or return ``None`` if it is not yours.
 
         Called once at start-up, in the main process. Claim references by their scheme

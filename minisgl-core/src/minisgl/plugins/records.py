@@ -4,7 +4,7 @@ Dtypes are spelled as strings (``"bfloat16"``) and devices as their torch type (
 that records can be listed on a machine without either.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -186,57 +186,3 @@ class OpRecord:
     summary: str
     probe: Callable[[BackendQuery], Supported | Unsupported]
     load: Callable[[], Callable[..., Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepStats:
-    """One finished step, for observers.
-
-    Attributes:
-        step: number of the step, from 0.
-        num_decode_rows, num_prefill_rows: rows of the step.
-        num_prefill_tokens: prompt tokens computed.
-        num_running, num_waiting: requests after the step.
-        num_free_pages, num_cached_pages, num_pages: of the KV pool.
-        num_retracted: requests retracted since the start.
-        host_us: host time from planning to processing, in microseconds.
-    """
-
-    step: int
-    num_decode_rows: int
-    num_prefill_rows: int
-    num_prefill_tokens: int
-    num_running: int
-    num_waiting: int
-    num_free_pages: int
-    num_cached_pages: int
-    num_pages: int
-    num_retracted: int
-    host_us: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestStats:
-    """One finished request, for observers; times in seconds, ``None`` if never reached.
-
-    Attributes:
-        uid: the server's number of the request.
-        num_prompt_tokens, num_cached_tokens, num_completion_tokens: token counts.
-        finish_reason: ``stop``, ``length``, ``abort`` or ``error``.
-        queue_time: from arrival to the first launch.
-        time_to_first_token: from arrival to the first committed token.
-        total_time: from arrival to the terminal event.
-        num_retractions: how often it was retracted.
-        extra: for plugins.
-    """
-
-    uid: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_completion_tokens: int
-    finish_reason: str
-    queue_time: float | None
-    time_to_first_token: float | None
-    total_time: float
-    num_retractions: int
-    extra: Mapping[str, Any] = field(default_factory=dict)

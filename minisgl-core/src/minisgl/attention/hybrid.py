@@ -1,0 +1,46 @@
+"""One backend for prefill and another for decode, behind the interface of a single one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minisgl.attention.batch import Batch
+from minisgl.attention.interface import AttentionBackend, AttentionLayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _RoutedPlan:
+    backend: AttentionBackend
+    plan: Any
+
+
+class HybridBackend(AttentionBackend):
+    """Sends a launch of decode rows to ``decode`` and any other launch to ``prefill``.
+
+    A mixed launch needs one kernel for both phases and goes to ``prefill``. Neither backend may
+    fuse the store unless both do: the layer decides once whether it stores.
+    """
+
+    def __init__(self, prefill: AttentionBackend, decode: AttentionBackend) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.cuda_graphs = decode.cuda_graphs
+        assert prefill.store_fusion == decode.store_fusion, "both backends store, or neither"
+        self.store_fusion = prefill.store_fusion
+
+    def plan(self, batch: Batch, slot: int) -> _RoutedPlan:
+        """Plan with the backend that this launch's phase belongs to."""
+        decode_only = batch.num_decode_rows == batch.num_rows
+        backend = self.decode if decode_only else self.prefill
+        return _RoutedPlan(backend, backend.plan(batch, slot))
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        layer: AttentionLayerSpec,
+        plan: _RoutedPlan,
+        new_kv: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Attend with the backend that made the plan."""
+        return plan.backend.attend(q, layer, plan.plan, new_kv)

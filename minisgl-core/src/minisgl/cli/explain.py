@@ -1,0 +1,93 @@
+"""``minisgl plugins explain``: what ``auto`` would choose for a model, and why not the others."""
+
+import argparse
+import json
+import re
+from dataclasses import asdict, fields
+from typing import Any
+
+from minisgl.errors import SettingsError
+from minisgl.plugins import BackendQuery
+from minisgl.plugins.decisions import Decision, format_decisions
+from minisgl.plugins.host import PluginHost
+from minisgl.plugins.lazy import load_object
+from minisgl.plugins.query import build_query
+from minisgl.plugins.selection import explain_attention, explain_moe, explain_ops
+from minisgl.settings import Settings
+
+
+def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> int:
+    """Print each candidate's rank or reason; works without a GPU."""
+    query = _query(settings, host, args.compute_capability)
+    table = _decide(args.kind, host, query)
+    if args.json:
+        decisions = [asdict(row) for row in table]
+        print(json.dumps({"query": asdict(query), "decisions": decisions}, indent=2))
+        return 0
+    capability = query.compute_capability
+    shown = "none" if capability is None else f"{capability[0]}.{capability[1]}"
+    print(
+        f"device {query.device} (compute capability {shown}), dtype {query.dtype}, page size"
+        f" {query.page_size}, {query.num_q_heads} q heads, {query.num_kv_heads} kv heads, head dim"
+        f" {query.head_dim}, {query.num_experts} experts"
+    )
+    print(format_decisions(table))
+    if args.kind == "moe" and not query.num_experts:
+        print("The model is dense: no MoE backend is created.")
+    if query.device == "cuda" and capability is None:
+        print("There is no GPU here. To ask for one, give --compute-capability 9.0.")
+    if query.device != "cuda":
+        print("Backends that need a GPU are refused here. To ask for one, give --device cuda.")
+    return 0
+
+
+def _decide(kind: str, host: PluginHost, query: BackendQuery) -> tuple[Decision, ...]:
+    if kind == "attention":
+        return explain_attention(host, query)
+    if kind == "moe":
+        return explain_moe(host, query)
+    from minisgl.kernel.ops import OpTable
+
+    return explain_ops(host, query, [entry.name for entry in fields(OpTable)])
+
+
+def _query(settings: Settings, host: PluginHost, capability: str | None) -> BackendQuery:
+    """Ask for what ``serve`` would ask for, from the model's configuration alone."""
+    if settings.model.path is None:
+        raise SettingsError("explain needs a model: give --model PATH_OR_ID.")
+    from minisgl.models.checkpoint import open_checkpoint
+
+    path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
+    checkpoint = open_checkpoint(path, settings.model.load_format)
+    record = host.model_for(checkpoint.architectures)
+    config = load_object(record.config_reader)(checkpoint.hf_config)
+    device, found = _device(settings.engine.device)
+    dtype = config.dtype if settings.model.dtype == "auto" else settings.model.dtype
+    return build_query(
+        config,
+        device=device,
+        compute_capability=found if capability is None else _parse_capability(capability),
+        dtype=dtype,
+        kv_dtype=dtype,
+        page_size=settings.cache.page_size,
+        tensor_parallel_size=settings.parallel.tensor_parallel_size,
+    )
+
+
+def _device(device: str) -> tuple[str, tuple[int, int] | None]:
+    """Return the device's type and, of a CUDA device that is here, its compute capability."""
+    import torch
+
+    here = torch.cuda.is_available()
+    kind = ("cuda" if here else "cpu") if device == "auto" else device.partition(":")[0]
+    if kind != "cuda" or not here:
+        return kind, None
+    capability: Any = torch.cuda.get_device_capability(None if device == "auto" else device)
+    return kind, (capability[0], capability[1])
+
+
+def _parse_capability(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise SettingsError(f"--compute-capability {text!r} must be written as 9.0.")
+    return int(match[1]), int(match[2])

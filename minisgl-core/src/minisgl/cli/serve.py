@@ -1,0 +1,29 @@
+"""``minisgl serve``."""
+
+import argparse
+
+from minisgl.cli.flags import add_settings_arguments
+from minisgl.settings import ResolvedSettings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add all settings, and ``--shell``."""
+    parser.add_argument(
+        "--shell", action="store_true", help="talk to the model here instead: minisgl chat"
+    )
+    add_settings_arguments(parser, positional_model=True)
+
+
+def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
+    """Serve until a signal stops the server; return its exit code."""
+    if args.shell:
+        from minisgl.cli import chat
+
+        return chat.run(args, resolved)
+    from minisgl.server.supervisor import serve
+
+    return serve(resolved.settings, announce=_announce)
+
+
+def _announce(text: str) -> None:
+    print(text, flush=True)

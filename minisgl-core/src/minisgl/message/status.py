@@ -1,0 +1,59 @@
+"""What a worker process tells the supervisor while it starts, over its own pipe.
+
+JSON-free and pickle-free like everything between processes: msgpack through the same ``Codec``.
+"""
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from minisgl.message.codec import Codec
+
+
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """The process has reached ``stage``, such as ``loading the model``."""
+
+    stage: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The process serves; ``info`` is what the API server may show about it."""
+
+    info: dict[str, Any] = {}
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The process ends: one line of cause, and the exit code that the server should end with."""
+
+    exit_code: int
+    message: str
+
+
+Status = Starting | Ready | Failed
+
+
+class StatusSender:
+    """The worker's end of the pipe."""
+
+    def __init__(self, connection: "Connection[bytes, bytes] | Connection") -> None:
+        self._connection = connection
+        self._codec: Codec[Status] = Codec(Status)
+
+    def starting(self, stage: str) -> None:
+        """Say what the process does now."""
+        self._send(Starting(stage))
+
+    def ready(self, info: dict[str, Any] | None = None) -> None:
+        """Say that the process serves."""
+        self._send(Ready(info or {}))
+
+    def failed(self, exit_code: int, message: str) -> None:
+        """Say why the process ends."""
+        self._send(Failed(exit_code, message))
+
+    def _send(self, status: Status) -> None:
+        try:
+            self._connection.send_bytes(self._codec.encode(status))
+        except OSError:
+            return  # the supervisor is gone, and its pipe with it

@@ -1,0 +1,104 @@
+"""Fill a model's declared weights from a checkpoint: each exactly once, or say what is wrong."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection
+
+import torch
+from tqdm import tqdm
+
+from minisgl.errors import ModelLoadError
+from minisgl.layers.base import Layer, Piece
+from minisgl.models.checkpoint import Checkpoint
+
+_MAX_LISTED = 8
+_IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+"""Tables that old checkpoints store and every loader computes anew."""
+
+Places = dict[str, list[tuple[torch.Tensor, Piece]]]
+"""By checkpoint name: the weights and their parts that it fills."""
+
+
+def load_weights(model: Layer, checkpoint: Checkpoint, *, progress: bool) -> None:
+    """Fill every weight of ``model`` from ``checkpoint``, one checkpoint tensor at a time.
+
+    Names are compared before anything is read. Tensors are cast to the weights' dtype.
+
+    Raises:
+        ModelLoadError: names are missing, unexpected or there twice, or a shape differs.
+    """
+    names = list(checkpoint.names())
+    for layer in list(model.layers()):
+        layer.prepare_loading(frozenset(names))
+    places = _places(model)
+    _check_names(places, names, checkpoint)
+    with tqdm(
+        total=checkpoint.num_tensors, desc="Loading weights", unit="tensor", disable=not progress
+    ) as bar:
+        for name, tensor in checkpoint.tensors():
+            for weight, piece in places.get(name, ()):
+                _check_shape(name, tensor, piece, checkpoint)
+                weight[piece.target].copy_(tensor[piece.source])
+            bar.update()
+    for layer in list(model.layers()):
+        layer.finish_loading()
+
+
+def fill_dummy(model: Layer, seed: int) -> None:
+    """Fill every weight with random values: norms with ones, biases with zeros.
+
+    For measurements. Ranks draw values of their own: a model of several ranks is not that of one.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+    for weight in model.weights():
+        tensor = weight.tensor
+        if weight.dummy == "ones":
+            tensor.fill_(1)
+        elif weight.dummy == "zeros":
+            tensor.zero_()
+        else:
+            if tensor.device not in generators:
+                generators[tensor.device] = torch.Generator(tensor.device).manual_seed(seed)
+            tensor.normal_(std=0.02, generator=generators[tensor.device])
+
+
+def _places(model: Layer) -> Places:
+    places: Places = defaultdict(list)
+    for weight in model.weights():
+        for piece in weight.pieces:
+            places[piece.name].append((weight.tensor, piece))
+    return dict(places)
+
+
+def _check_names(places: Places, names: list[str], checkpoint: Checkpoint) -> None:
+    missing = sorted(places.keys() - set(names))
+    unexpected = sorted(name for name in set(names) - places.keys() if not _IGNORED.search(name))
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    problems = [
+        f"{what}: {_some(found)}"
+        for what, found in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("in several files", repeated),
+        )
+        if found
+    ]
+    if problems:
+        raise ModelLoadError(
+            f"{checkpoint.path} does not fit the architecture "
+            f"{', '.join(checkpoint.architectures)}: {'; '.join(problems)}"
+        )
+
+
+def _check_shape(name: str, tensor: torch.Tensor, piece: Piece, checkpoint: Checkpoint) -> None:
+    if tuple(tensor.shape) != piece.shape:
+        raise ModelLoadError(
+            f"{name} in {checkpoint.path} has shape {list(tensor.shape)}, but the model's "
+            f"configuration asks for {list(piece.shape)}"
+        )
+
+
+def _some(names: Collection[str]) -> str:
+    listed = ", ".join(list(names)[:_MAX_LISTED])
+    more = len(names) - _MAX_LISTED
+    return f"{len(names)} tensors ({listed}{f' and {more} more' if more > 0 else ''})"

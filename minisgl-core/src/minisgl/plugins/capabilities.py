@@ -1,0 +1,47 @@
+"""Compares what a backend declares with what it is asked to run on."""
+
+from minisgl.plugins.records import BackendQuery, Capabilities
+
+
+def unmet_requirement(
+    capabilities: Capabilities, query: BackendQuery, phase: str = "any"
+) -> str | None:
+    """Return the first requirement that the query misses, with both values, or ``None``.
+
+    Args:
+        capabilities: what the backend declares.
+        query: what it is asked to run on.
+        phase: ``prefill``, ``decode`` or ``any``.
+    """
+    if phase != "any" and phase not in capabilities.phases:
+        return f"it serves {' and '.join(capabilities.phases) or 'no phase'}, not {phase}"
+    choices: list[tuple[str, tuple[object, ...] | None, object]] = [
+        ("device", capabilities.devices, query.device),
+        ("dtype", capabilities.dtypes, query.dtype),
+        ("KV dtype", capabilities.kv_dtypes, query.kv_dtype),
+        ("page size", capabilities.page_sizes, query.page_size),
+        ("head dim", capabilities.head_dims, query.head_dim),
+    ]
+    for what, allowed, found in choices:
+        if allowed is not None and found not in allowed:
+            return f"needs {what} {_alternatives(allowed)}, found {found}"
+    if query.device == "cuda" and capabilities.min_compute_capability is not None:
+        needed = capabilities.min_compute_capability
+        if query.compute_capability is None or query.compute_capability < needed:
+            found = _version(query.compute_capability)
+            return f"needs compute capability {_version(needed)}, found {found}"
+    if query.sliding_window and not capabilities.sliding_window:
+        return "the model has sliding-window layers, it implements none"
+    if query.logit_soft_cap and not capabilities.logit_soft_cap:
+        return "the model caps attention scores, it does not implement that"
+    return None
+
+
+def _alternatives(allowed: tuple[object, ...]) -> str:
+    """Write ``8, 16 or 32``."""
+    words = [str(value) for value in allowed]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "none"
+
+
+def _version(capability: tuple[int, int] | None) -> str:
+    return "none" if capability is None else f"{capability[0]}.{capability[1]}"

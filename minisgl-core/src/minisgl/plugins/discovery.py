@@ -1,0 +1,72 @@
+"""Finds the distributions that offer a plugin, without importing anything of theirs."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.utils import canonicalize_name
+
+import minisgl
+
+GROUP = "minisgl"
+CORE = "minisgl-core"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An installed distribution with entry points in the group ``minisgl``.
+
+    Attributes:
+        distribution: normalised name; this is the plugin's identity.
+        version: as in its metadata.
+        requirements: its ``Requires-Dist`` lines.
+        modules: what its entry points name, in the order of the metadata.
+    """
+
+    distribution: str
+    version: str
+    requirements: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+def find_candidates() -> list[Candidate]:
+    """Return the candidates in distribution order.
+
+    Of several copies of one distribution on ``sys.path`` the first counts, as it does for
+    ``import`` and for ``importlib.metadata``. Core itself is always among them, installed or not.
+    """
+    core = Candidate(CORE, minisgl.__version__, (), ("minisgl.plugins.builtin",))
+    found = {CORE: core}
+    seen: set[str] = set()
+    for candidate in _candidates(seen):
+        found.setdefault(candidate.distribution, candidate)
+    return [found[name] for name in sorted(found)]
+
+
+def _candidates(seen: set[str]) -> Iterator[Candidate]:
+    for distribution in metadata.distributions():
+        name = _name(distribution)
+        if name is None:
+            continue
+        modules = tuple(e.value for e in distribution.entry_points if e.group == GROUP)
+        if name in seen:
+            if modules:
+                logger.debug("another copy of %s on sys.path is not used", name)
+            continue
+        seen.add(name)
+        if modules:
+            requirements = tuple(distribution.requires or ())
+            yield Candidate(name, distribution.version or "unknown", requirements, modules)
+
+
+def _name(distribution: metadata.Distribution) -> str | None:
+    """Return the normalised name, or ``None`` for the remains of a broken installation."""
+    try:
+        name = distribution.metadata["Name"]
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        logger.debug("unreadable metadata of a distribution is skipped: %s", error)
+        return None
+    return canonicalize_name(name) if name else None

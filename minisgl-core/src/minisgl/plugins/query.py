@@ -1,0 +1,30 @@
+"""Makes the query of backend selection from a model's configuration."""
+
+from minisgl.models.config import ModelConfig
+from minisgl.plugins.records import BackendQuery
+
+
+def build_query(
+    config: ModelConfig,
+    *,
+    device: str,
+    compute_capability: tuple[int, int] | None,
+    dtype: str,
+    kv_dtype: str,
+    page_size: int,
+    tensor_parallel_size: int = 1,
+) -> BackendQuery:
+    """Return what one rank's backends must run on; arguments as ``BackendQuery`` describes them."""
+    return BackendQuery(
+        device=device,
+        compute_capability=compute_capability,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        page_size=page_size,
+        num_q_heads=config.num_q_heads // tensor_parallel_size,
+        num_kv_heads=max(1, config.num_kv_heads // tensor_parallel_size),
+        head_dim=config.head_dim,
+        sliding_window=any(window is not None for window in config.sliding_windows),
+        num_experts=config.moe.num_experts if config.moe is not None else 0,
+        tensor_parallel_size=tensor_parallel_size,
+    )

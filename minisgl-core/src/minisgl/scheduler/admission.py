@@ -1,0 +1,51 @@
+"""Validation of a request before it enters the queue."""
+
+import numpy as np
+
+from minisgl.engine.engine import EngineInfo
+from minisgl.errors import RequestError
+from minisgl.message import GenerateRequest
+
+
+def validate(request: GenerateRequest, info: EngineInfo) -> int:
+    """Return the most tokens, prompt and output together, that the request may reach.
+
+    Raises:
+        RequestError: it can never be served as asked; the message has the numbers.
+    """
+    prompt, params = request.prompt, request.params
+    _check_token_ids(prompt, info.vocab_size, "prompt")
+    _check_token_ids(np.array(params.stop_token_ids, dtype=np.int64), info.vocab_size, "stop_token_ids")
+    num_prompt = len(prompt)
+    if not num_prompt:
+        raise RequestError("prompt must have at least one token, got an empty one", param="prompt")
+    # The last token of a request is never fed, so it needs no place in the pool.
+    limit = min(info.max_seq_len, info.num_pages * info.page_size + 1)
+    if num_prompt >= limit:
+        raise RequestError(
+            f"prompt has {num_prompt} tokens; this server takes at most {limit - 1} "
+            f"(max_seq_len {limit}, one of them for the answer)",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    room = limit - num_prompt
+    for name, value in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens)):
+        if value > room:
+            raise RequestError(
+                f"{name} is {value}, but a prompt of {num_prompt} tokens leaves room for {room} "
+                f"(max_seq_len {limit}); lower {name} or leave it out",
+                param=name,
+                code="context_length_exceeded",
+            )
+    return num_prompt + (params.max_tokens or room)
+
+
+def _check_token_ids(
+    ids: np.ndarray[tuple[int], np.dtype[np.signedinteger]], vocab_size: int, param: str
+) -> None:
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(wrong):
+        raise RequestError(
+            f"{param} has the token id {int(wrong[0])}; ids must be from 0 to {vocab_size - 1}",
+            param=param,
+        )

@@ -1,0 +1,154 @@
+"""Pages: which are free, which the prefix cache holds, which belong to one request."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from minisgl.kvcache.interface import PrefixCache
+from minisgl.scheduler.request_state import RequestState
+from minisgl.scheduler.table import TableManager
+
+class CacheManager:
+    """Owns every page of the pool except the dummy page 0.
+
+    Each page is in exactly one place: the free list, the prefix cache, or one request's private
+    columns. Table entries change only here, and each change is noted for the next plan.
+
+    Args:
+        num_pages: pages to hand out: ids 1 to ``num_pages``.
+        page_size: tokens a page.
+        prefix_cache: what shares pages between requests.
+        table: the rows.
+    """
+
+    def __init__(
+        self, num_pages: int, page_size: int, prefix_cache: PrefixCache, table: TableManager
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.prefix_cache = prefix_cache
+        self._table = table
+        self._free = list(range(num_pages, 0, -1))
+        # By (row, column): of two writes to one entry only the later one counts.
+        self._writes: dict[tuple[int, int], int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Pages on the free list."""
+        return len(self._free)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that ``extend`` can give: free ones and those that can be evicted."""
+        return len(self._free) + self.prefix_cache.num_evictable_pages
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Return the pages that ``num_tokens`` tokens take."""
+        return -(-num_tokens // self.page_size)
+
+    def attach_prefix(self, request: RequestState) -> int:
+        """Lock the longest cached prefix of a request that just got a row; returns its tokens.
+
+        The row's lengths then start behind it: at least one token is left to compute.
+        """
+        row, table = request.row, self._table
+        match = self.prefix_cache.match(table.tokens[row, : table.num_tokens[row]])
+        self.prefix_cache.lock(match.handle)
+        request.handle = match.handle
+        request.num_shared_pages = num_pages = len(match.pages)
+        self._write(row, 0, match.pages.tolist())
+        table.num_pages[row] = num_pages
+        table.launched[row] = table.committed[row] = num_pages * self.page_size
+        return num_pages * self.page_size
+
+    def extend(self, row: int, num_tokens: int) -> None:
+        """Give ``row`` the pages that it lacks for ``num_tokens`` tokens.
+
+        They must be available: the caller has counted, or retracted somebody.
+        """
+        first = int(self._table.num_pages[row])
+        self._write(row, first, self._allocate(self.pages_for(num_tokens) - first))
+        self._table.num_pages[row] = max(first, self.pages_for(num_tokens))
+
+    def cache_prefix(self, request: RequestState) -> None:
+        """Insert a running request's committed whole pages and move it onto canonical ones."""
+        row, table = request.row, self._table
+        num_full = int(table.committed[row]) // self.page_size
+        if num_full <= request.num_shared_pages:
+            return
+        match = self.prefix_cache.insert(
+            table.tokens[row, : num_full * self.page_size], table.pages[row, :num_full]
+        )
+        self.prefix_cache.lock(match.handle)
+        self.prefix_cache.unlock(request.handle)
+        request.handle = match.handle
+        self._drop_duplicates(request, match.pages, rewrite=True)
+        request.num_shared_pages = max(len(match.pages), request.num_shared_pages)
+
+    def release(self, request: RequestState) -> None:
+        """Take all pages of a request that will not run on; whole committed ones stay cached."""
+        row, table = request.row, self._table
+        num_full = int(table.committed[row]) // self.page_size
+        held = request.num_shared_pages
+        if num_full > held:
+            match = self.prefix_cache.insert(
+                table.tokens[row, : num_full * self.page_size], table.pages[row, :num_full]
+            )
+            self._drop_duplicates(request, match.pages, rewrite=False)
+            held = max(held, len(match.pages))
+        self._free.extend(table.pages[row, held : table.num_pages[row]].tolist())
+        self.prefix_cache.unlock(request.handle)
+        request.handle = None
+        request.num_shared_pages = 0
+        table.num_pages[row] = 0
+
+    def take_writes(self) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+        """Return and forget the table writes since the last call, int32 ``[n, 3]``."""
+        writes = [(row, column, page) for (row, column), page in self._writes.items()]
+        self._writes = {}
+        return np.array(writes, dtype=np.int32).reshape(-1, 3)
+
+    def check(self, owners: Iterable[RequestState]) -> None:
+        """Recount all pages; raises ``AssertionError`` unless each is in exactly one place."""
+        self.prefix_cache.check()
+        private: list[int] = []
+        for request in owners:
+            columns = slice(request.num_shared_pages, self._table.num_pages[request.row])
+            private.extend(self._table.pages[request.row, columns].tolist())
+        counted = len(self._free) + self.prefix_cache.num_pages + len(private)
+        assert counted == self.num_pages, f"{counted} pages of {self.num_pages} are accounted for"
+        distinct = set(self._free) | set(private)
+        assert len(distinct) == len(self._free) + len(private), "a page has two owners"
+
+    def _allocate(self, num_pages: int) -> list[int]:
+        if num_pages <= 0:
+            return []
+        missing = num_pages - len(self._free)
+        if missing > 0:
+            self._free.extend(self.prefix_cache.evict(missing))
+        assert len(self._free) >= num_pages, "pages are counted before they are allocated"
+        pages = self._free[-num_pages:]
+        del self._free[-num_pages:]
+        return pages
+
+    def _write(self, row: int, first_column: int, pages: Sequence[int]) -> None:
+        if pages:
+            self._table.pages[row, first_column : first_column + len(pages)] = pages
+            columns = range(first_column, first_column + len(pages))
+            self._writes.update(zip(((row, column) for column in columns), pages, strict=True))
+
+    def _drop_duplicates(
+        self,
+        request: RequestState,
+        canonical: np.ndarray[tuple[int], np.dtype[np.int32]],
+        *,
+        rewrite: bool,
+    ) -> None:
+        """Free the request's own pages where the cache holds another one for the same tokens."""
+        row, first = request.row, request.num_shared_pages
+        own = self._table.pages[row, : len(canonical)]
+        columns = (own[first:] != canonical[first:]).nonzero()[0] + first
+        for column in columns.tolist():
+            self._free.append(int(own[column]))
+            if rewrite:
+                self._write(row, column, [int(canonical[column])])

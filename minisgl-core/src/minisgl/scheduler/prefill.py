@@ -1,0 +1,155 @@
+"""The waiting queue, admission, and the chunks of prompts that share a step's token budget."""
+
+import heapq
+import time
+from dataclasses import dataclass
+
+from minisgl.scheduler.cache import CacheManager
+from minisgl.scheduler.decode import DecodeManager
+from minisgl.scheduler.request_state import RequestState
+from minisgl.scheduler.table import TableManager
+
+_SCAN_LIMIT = 8
+"""Waiting requests that one step looks at: skip-ahead never scans the whole queue."""
+
+_SKIP_LIMIT = 64
+"""A request is overtaken this often at most; then nothing behind it is admitted before it."""
+
+_RETRY_EVERY = 16
+"""A request that did not fit is matched again every so many steps, in case the cache grew."""
+
+_INITIAL_RATIO, _MIN_RATIO, _RATIO_DECAY, _RATIO_RISE = 0.3, 0.05, 0.002, 0.3
+"""Share of its remaining tokens that a running request is expected to generate: it falls a little
+with every step and rises with every retraction (after SGLang's new-token ratio)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens ``start`` to ``start + length`` of a prompt, to be computed in this step."""
+
+    request: RequestState
+    start: int
+    length: int
+    is_last: bool
+
+
+class PrefillManager:
+    """Requests without a row wait here; those with one are cut into chunks.
+
+    Args:
+        table: the rows.
+        cache: the pages.
+        decode: running requests, whose growth admission reckons with.
+    """
+
+    def __init__(self, table: TableManager, cache: CacheManager, decode: DecodeManager) -> None:
+        self._table = table
+        self._cache = cache
+        self._decode = decode
+        self._waiting: list[tuple[tuple[int, int], RequestState]] = []
+        self._ratio = _INITIAL_RATIO
+        self._num_admissions = 0
+        self.num_waiting = 0
+        self.running: dict[int, RequestState] = {}
+        """Requests whose prompt is not fully launched, by row, in the order of admission."""
+
+    def enqueue(self, request: RequestState) -> None:
+        """Let ``request`` wait, new or retracted; it keeps the place of its age."""
+        heapq.heappush(self._waiting, (request.admission_key, request))
+        self.num_waiting += 1
+
+    def forget(self, request: RequestState) -> None:
+        """Drop a request that ended: at once from the chunks, lazily from the queue."""
+        if request.row < 0:
+            self.num_waiting -= 1
+        else:
+            self.running.pop(request.row, None)
+
+    def note_retraction(self) -> None:
+        """Admit more carefully from now on."""
+        self._ratio = min(1.0, self._ratio + _RATIO_RISE)
+
+    def admit(self, budget: int) -> list[RequestState]:
+        """Give rows to waiting requests while rows, pages and ``budget`` tokens last.
+
+        Returns those that got one.
+        """
+        admitted: list[RequestState] = []
+        self._num_admissions += 1
+        self._ratio = max(_MIN_RATIO, self._ratio - _RATIO_DECAY)
+        blocked: list[tuple[tuple[int, int], RequestState]] = []
+        budget -= sum(
+            int(self._table.num_tokens[row] - self._table.launched[row]) for row in self.running
+        )
+        while budget > 0 and self._table.num_free and self._waiting:
+            entry = heapq.heappop(self._waiting)
+            request = entry[1]
+            if request.terminal is not None:
+                continue
+            if not self._try_admit(request):
+                blocked.append(entry)
+                if len(blocked) >= _SCAN_LIMIT or request.skipped >= _SKIP_LIMIT:
+                    break
+                continue
+            admitted.append(request)
+            for _, overtaken in blocked:
+                overtaken.skipped += 1
+            budget -= int(self._table.num_tokens[request.row] - self._table.launched[request.row])
+        for entry in blocked:
+            heapq.heappush(self._waiting, entry)
+        return admitted
+
+    def chunks(self, budget: int) -> list[Chunk]:
+        """Cut the next chunks, oldest admission first, within ``budget`` tokens and free pages.
+
+        A prompt whose pages do not suffice gets what is there, or waits.
+        """
+        table, cache = self._table, self._cache
+        chunks: list[Chunk] = []
+        num_available = cache.num_available
+        for row, request in self.running.items():
+            if budget <= 0:
+                break
+            start, known = int(table.launched[row]), int(table.num_tokens[row])
+            room = (int(table.num_pages[row]) + num_available) * cache.page_size
+            length = min(known - start, budget, room - start)
+            if length <= 0:
+                continue
+            num_available -= cache.pages_for(start + length) - int(table.num_pages[row])
+            budget -= length
+            chunks.append(Chunk(request, start, length, is_last=start + length == known))
+        return chunks
+
+    def _try_admit(self, request: RequestState) -> bool:
+        """Give a row, the cached prefix and the right to pages; undone if pages do not suffice."""
+        cache, table = self._cache, self._table
+        alone = not self.running and not len(self._decode)
+        claimed = 0 if alone else self._claimed_pages()
+        short = request.min_pages + claimed > cache.num_available
+        if short and not alone and self._num_admissions % _RETRY_EVERY:
+            return False
+        row = table.take(request)
+        cached = cache.attach_prefix(request)
+        known = int(table.num_tokens[row])
+        expected = known + int((request.max_total_tokens - known) * self._ratio)
+        needed = cache.pages_for(expected) - int(table.num_pages[row])
+        if needed + claimed > cache.num_available and not alone:
+            request.min_pages = needed
+            cache.release(request)
+            table.give_back(request)
+            return False
+        if request.first_launch is None:
+            request.first_launch = time.monotonic()
+            request.num_cached_tokens = cached
+        self.running[row] = request
+        self.num_waiting -= 1
+        return True
+
+    def _claimed_pages(self) -> int:
+        """Pages that admitted requests will still ask for: prompts in full, outputs by estimate."""
+        table, cache = self._table, self._cache
+        prompts = sum(
+            cache.pages_for(int(table.num_tokens[row])) - int(table.num_pages[row])
+            for row in self.running
+        )
+        return prompts + self._decode.growth_estimate(self._ratio)

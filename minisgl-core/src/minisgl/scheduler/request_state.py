@@ -1,0 +1,75 @@
+"""A request's life inside the scheduler."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.kvcache.interface import CacheHandle
+from minisgl.message import Failure
+from minisgl.request import FinishReason, SamplingParams
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RequestState:
+    """One accepted request: waiting (no row), prefilling, or decoding.
+
+    Lengths live in the ``TableManager`` while the request has a row. A terminal reason is set
+    once, by whatever ends the request; its row and pages go when none of its launches is
+    unprocessed.
+
+    Attributes:
+        uid: the server's number.
+        order: counts accepted requests up: the age that admission and retraction go by.
+        params: what the user asked for.
+        priority: a higher number is served earlier and retracted later.
+        seed: of the request's noise; drawn once, so that a retraction changes nothing.
+        num_prompt_tokens: tokens that the user sent.
+        max_total_tokens: prompt and output together never exceed it.
+        arrival: time of acceptance, seconds of a monotonic clock.
+        saved_tokens: int32: prompt and committed output while the request has no row.
+        stop_token_ids: the request's own stop tokens.
+        row: row of the page table, -1 while waiting.
+        handle: locked place in the prefix cache; ``None`` without a row.
+        num_shared_pages: leading pages that belong to the cache.
+        num_cached_tokens: prompt tokens that the cache supplied at the first admission.
+        retracting: not launched any more; goes back to the queue once nothing is in flight.
+        terminal: why it ended.
+        failure: what went wrong, if it ended with an error.
+        num_output_tokens: set with ``terminal``: tokens of the final output.
+        skipped: how often a later request was admitted before it.
+        first_launch, first_token: times.
+        num_retractions: how often it lost its row.
+        announced: the detokenizer knows it.
+        min_pages: pages that its last failed admission asked for.
+    """
+
+    uid: int
+    order: int
+    params: SamplingParams
+    priority: int
+    seed: int
+    num_prompt_tokens: int
+    max_total_tokens: int
+    arrival: float
+    saved_tokens: npt.NDArray[np.int32]
+    stop_token_ids: frozenset[int] = frozenset()
+    row: int = -1
+    handle: CacheHandle = None
+    num_shared_pages: int = 0
+    num_cached_tokens: int = 0
+    retracting: bool = False
+    terminal: FinishReason | None = None
+    failure: Failure | None = None
+    num_output_tokens: int = 0
+    skipped: int = 0
+    first_launch: float | None = None
+    first_token: float | None = None
+    num_retractions: int = 0
+    announced: bool = False
+    min_pages: int = 0
+
+    @property
+    def admission_key(self) -> tuple[int, int]:
+        """Order of the waiting queue: priority first, then age."""
+        return (-self.priority, self.order)

@@ -1,0 +1,534 @@
+"""The scheduler: receive, choose, launch, process the previous result.
+
+Everything about a request's state follows a few rules (``docs/architecture.md`` has them all):
+scheduling reads launched lengths, everything that a user sees reads committed ones; what ends a
+request only sets a terminal reason, and its row and pages go in ``_settle`` once none of its
+launches is unprocessed.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.engine.engine import EngineInfo
+from minisgl.engine.plan import ROW_PARAMS, BatchPlan, LaunchPlan
+from minisgl.errors import RequestError
+from minisgl.kvcache.interface import PrefixCache
+from minisgl.message import (
+    AbortRequest,
+    BackendMessage,
+    Failure,
+    GenerateRequest,
+    Ping,
+    Pong,
+    Shutdown,
+    StopFound,
+)
+from minisgl.request import FinishReason, RequestStats, StepStats
+from minisgl.scheduler.admission import validate
+from minisgl.scheduler.cache import CacheManager
+from minisgl.scheduler.decode import DecodeManager, choose_victim
+from minisgl.scheduler.launch import LaunchBuilder
+from minisgl.scheduler.output import OutputCollector
+from minisgl.scheduler.prefill import PrefillManager
+from minisgl.scheduler.request_state import RequestState
+from minisgl.scheduler.table import TableManager
+from minisgl.scheduler.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+_ABORT_MEMORY_S = 60.0
+"""An abort that overtakes its request is remembered for so long."""
+
+_MAX_FAILED_STEPS = 3
+"""So many failed steps in a row mean that the engine is broken, not a request."""
+
+
+class StepResult(Protocol):
+    """A launched step."""
+
+    def tokens(self) -> list[npt.NDArray[np.int32]]:
+        """Wait for the step; one array of sampled tokens a launch."""
+
+
+class StepEngine(Protocol):
+    """What the scheduler asks of an engine."""
+
+    info: EngineInfo
+
+    def forward_batch(self, plan: BatchPlan) -> StepResult:
+        """Launch a step; returns at once."""
+
+
+class Observers(Protocol):
+    """Who is told about finished steps and requests."""
+
+    has_step_observers: bool
+
+    def step_finished(self, stats: StepStats) -> None:
+        """Take note of a step."""
+
+    def request_finished(self, stats: RequestStats) -> None:
+        """Take note of a request."""
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A launched step whose result is not processed yet."""
+
+    number: int
+    result: StepResult
+    launches: tuple[LaunchPlan, ...]
+    host_s: float
+
+
+class Scheduler:
+    """Serves requests from a transport with an engine, one step after another.
+
+    Args:
+        engine: runs the steps.
+        prefix_cache: shares pages between requests.
+        transport: brings messages and takes tokens away.
+        max_step_tokens: token budget of a step: decode rows first, then prompt chunks. A waiting
+            prompt always gets one page, so a step computes at most the larger of the budget and
+            the decode rows plus one page.
+        overlap: process the previous step's result while the current one runs.
+        mixed: put decode rows and prompt chunks into one launch.
+        seed: of the noise of requests that bring no seed.
+        observers: told about finished steps and requests.
+    """
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        prefix_cache: PrefixCache,
+        transport: Transport,
+        *,
+        max_step_tokens: int,
+        overlap: bool,
+        mixed: bool,
+        seed: int = 0,
+        observers: Observers | None = None,
+    ) -> None:
+        info = self.info = engine.info
+        self._engine = engine
+        self._transport = transport
+        self._max_step_tokens = max_step_tokens
+        self._overlap = overlap
+        self._observers = observers
+        self._random = np.random.default_rng(seed)
+        self.table = TableManager(info.max_running_requests, info.max_seq_len, info.page_size)
+        self.cache = CacheManager(info.num_pages, info.page_size, prefix_cache, self.table)
+        self._decode = DecodeManager(self.table, info.page_size)
+        self._prefill = PrefillManager(self.table, self.cache, self._decode)
+        self._launches = LaunchBuilder(self.table, self.cache, info.eos_token_ids, mixed=mixed)
+        self._output = OutputCollector()
+        self._is_eos = np.zeros(info.vocab_size, dtype=np.bool_)
+        self._is_eos[list(info.eos_token_ids)] = True
+        self._requests: dict[int, RequestState] = {}
+        self._leaving: list[RequestState] = []
+        self._added: list[RequestState] = []
+        self._early_aborts: dict[int, float] = {}
+        self._pending: _InFlight | None = None
+        self._stopping = False
+        self._draining = False
+        self._num_accepted = 0
+        self._num_steps = 0
+        self._num_failed_steps = 0
+        self.num_processed_steps = 0
+        self.num_retractions = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something: a request is alive, or a result is unprocessed."""
+        return bool(self._requests or self._pending or self._leaving)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return self.info.max_running_requests - self.table.num_free
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return self._prefill.num_waiting
+
+    def run(self) -> None:
+        """Serve until a ``Shutdown`` arrives; with nothing to do it sleeps on the transport."""
+        while True:
+            self.receive(0 if self.has_work else None)
+            if self._stopping and not (self._draining and self._requests):
+                break
+            self.step()
+        for request in list(self._requests.values()):
+            self._finish(request, FinishReason.ABORT)
+        while self.has_work:
+            self.step()
+        self._flush()
+
+    def receive(self, timeout: float | None = 0) -> None:
+        """Take in the messages that wait; see ``Transport.receive`` for ``timeout``."""
+        for message in self._transport.receive(timeout):
+            self._handle(message)
+        self._flush()
+
+    def step(self) -> bool:
+        """Plan and launch one step and process a result: the previous one's when overlapping.
+
+        Returns whether anything was done.
+        """
+        launched = self._launch_step()
+        if self._overlap:
+            done, self._pending = self._pending, launched
+        else:
+            done = launched
+        if done is not None:
+            self._process(done)
+        self._settle()
+        self._flush()
+        return launched is not None or done is not None
+
+    def check(self) -> None:
+        """Recount pages and rows; raises ``AssertionError`` if the state is inconsistent."""
+        owners = [request for request in self.table.requests if request is not None]
+        self.cache.check(owners)
+        assert len(owners) == self.num_running
+
+    # Messages
+
+    def _handle(self, message: BackendMessage) -> None:
+        match message:
+            case GenerateRequest():
+                self._accept(message)
+            case AbortRequest():
+                for uid in message.uids:
+                    self._abort(uid)
+            case StopFound():
+                request = self._requests.get(message.uid)
+                if request is not None:
+                    self._finish(request, FinishReason.STOP, num_tokens=message.num_tokens)
+            case Ping():
+                self._transport.pong(self._heartbeat(message.sequence))
+            case Shutdown():
+                self._stopping = True
+                self._draining = message.drain
+
+    def _accept(self, message: GenerateRequest) -> None:
+        if message.uid in self._requests:
+            logger.error("request %d was sent twice; the second one is dropped", message.uid)
+            return
+        failure, max_total = None, 0
+        try:
+            max_total = validate(message, self.info)
+        except RequestError as error:
+            failure = Failure(error.message, error.status, error.param, error.code)
+        params = message.params
+        seed = params.seed
+        request = RequestState(
+            uid=message.uid,
+            order=self._num_accepted,
+            params=params,
+            priority=message.priority,
+            seed=int(self._random.integers(2**63)) if seed is None else seed,
+            num_prompt_tokens=len(message.prompt),
+            max_total_tokens=max_total,
+            arrival=time.monotonic(),
+            saved_tokens=message.prompt.astype(np.int32),
+            stop_token_ids=frozenset(params.stop_token_ids),
+        )
+        self._num_accepted += 1
+        self._requests[message.uid] = request
+        self._prefill.enqueue(request)
+        if failure is not None:
+            self._finish(request, FinishReason.ERROR, failure=failure)
+        elif self._early_aborts.pop(message.uid, None) is not None:
+            self._finish(request, FinishReason.ABORT)
+
+    def _abort(self, uid: int) -> None:
+        request = self._requests.get(uid)
+        if request is not None:
+            self._finish(request, FinishReason.ABORT)
+            return
+        now = time.monotonic()
+        self._early_aborts[uid] = now
+        # Entries are in order of time: forget the old ones at the front.
+        while (first := next(iter(self._early_aborts))) != uid:
+            if now - self._early_aborts[first] < _ABORT_MEMORY_S:
+                break
+            del self._early_aborts[first]
+
+    def _heartbeat(self, sequence: int) -> Pong:
+        return Pong(
+            sequence=sequence,
+            num_steps=self.num_processed_steps,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_free_pages=self.cache.num_available,
+            num_pages=self.cache.num_pages,
+        )
+
+    # Choosing
+
+    def _launch_step(self) -> _InFlight | None:
+        """Choose rows and chunks, make a plan and launch it; ``None`` if there is nothing to run."""
+        began = time.perf_counter()
+        self._make_room_for_decode()
+        num_rows = len(self._decode.launchable())
+        budget = max(self._max_step_tokens - num_rows, self.info.page_size)
+        self._added.extend(self._prefill.admit(budget))
+        self._make_room_for_oldest_prompt()
+        rows, chunks = self._decode.launchable(), self._prefill.chunks(budget)
+        if not len(rows) and not chunks:
+            return None
+        launches = self._launches.build(rows, chunks)
+        for chunk in chunks:
+            if chunk.is_last:
+                del self._prefill.running[chunk.request.row]
+                self._decode.add(chunk.request.row)
+        plan = BatchPlan(
+            number=self._num_steps,
+            added=self._take_added(),
+            table_writes=self.cache.take_writes(),
+            launches=launches,
+        )
+        self._num_steps += 1
+        try:
+            result = self._engine.forward_batch(plan)
+        except Exception as error:  # noqa: BLE001  (what fails a step must not end the server)
+            self._fail_step(launches, error)
+            return None
+        return _InFlight(plan.number, result, launches, time.perf_counter() - began)
+
+    def _make_room_for_decode(self) -> None:
+        """Give decode rows their next page; retract requests when pages run short.
+
+        Looks one step ahead, so that a victim's token in flight is committed meanwhile. When the
+        pages of this step itself are short, the pipeline drains once.
+        """
+        rows = self._decode.launchable()
+        if not len(rows):
+            return
+        if self._decode.pages_short(rows, 1).sum() > self.cache.num_available:
+            self._drain()
+            rows = self._decode.launchable()
+            while self._decode.pages_short(rows, 1).sum() > self.cache.num_available:
+                if not self._retract_one():
+                    break
+                self._settle()
+                rows = self._decode.launchable()
+        else:
+            promised = 0
+            while self._decode.pages_short(rows, 2).sum() > self.cache.num_available + promised:
+                victim = self._retract_one()
+                if victim is None:
+                    break
+                promised += int(self.table.num_pages[victim.row])
+                rows = self._decode.launchable()
+            self._settle()
+            rows = self._decode.launchable()
+        for row in rows[self._decode.pages_short(rows, 1) > 0].tolist():
+            self.cache.extend(row, int(self.table.launched[row]) + 1)
+
+    def _make_room_for_oldest_prompt(self) -> None:
+        """Let the oldest request's prompt go on when the pool is full: others are retracted."""
+        active = self._active()
+        if not active:
+            return
+        oldest = min(active, key=lambda request: request.order)
+        row, table = oldest.row, self.table
+        if row not in self._prefill.running or self.cache.num_available:
+            return
+        if table.launched[row] < table.num_pages[row] * self.info.page_size:
+            return
+        self._drain()
+        while not self.cache.num_available and self._retract_one():
+            self._settle()
+
+    def _active(self) -> list[RequestState]:
+        """Requests with a row that go on: prefilling ones, then decoding ones."""
+        decoding = (self.table.owner(row) for row in self._decode.rows.tolist())
+        return [*self._prefill.running.values(), *decoding]
+
+    def _retract_one(self) -> RequestState | None:
+        """Choose a victim and stop launching it; ``None`` if only the oldest is left."""
+        victim = choose_victim(self._active())
+        if victim is None:
+            return None
+        logger.debug("request %d is retracted: the KV pool is full", victim.uid)
+        victim.retracting = True
+        victim.num_retractions += 1
+        self.num_retractions += 1
+        self._prefill.running.pop(victim.row, None)
+        self._prefill.note_retraction()
+        self._decode.discard(victim.row)
+        self._leaving.append(victim)
+        return victim
+
+    def _take_added(self) -> npt.NDArray[np.void]:
+        owners = {request.row: request for request in self._added if request.row >= 0}
+        self._added = []
+        rows = np.zeros(len(owners), dtype=ROW_PARAMS)
+        for place, (row, request) in enumerate(owners.items()):
+            params = request.params
+            temperature = 0.0 if params.is_greedy else params.temperature
+            top_k = max(params.top_k, 0)
+            rows[place] = (row, temperature, top_k, params.top_p, params.min_p, request.seed)
+        return rows
+
+    # Results
+
+    def _drain(self) -> None:
+        """Process the step in flight now, so that everything launched is committed."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._process(pending)
+        self._settle()
+
+    def _process(self, step: _InFlight) -> None:
+        """Commit a step's tokens and end the requests that are done."""
+        began = time.perf_counter()
+        try:
+            tokens = step.result.tokens()
+        except Exception as error:  # noqa: BLE001  (what fails a step must not end the server)
+            self._fail_step(step.launches, error)
+            return
+        self._num_failed_steps = 0
+        for launch, sampled in zip(step.launches, tokens, strict=True):
+            self._commit(launch, sampled)
+        self.num_processed_steps += 1
+        if self._observers is not None and self._observers.has_step_observers:
+            host_s = step.host_s + time.perf_counter() - began
+            self._observers.step_finished(self._step_stats(step, host_s))
+
+    def _commit(self, launch: LaunchPlan, sampled: npt.NDArray[np.int32]) -> None:
+        table = self.table
+        table.in_flight[launch.rows] -= 1
+        table.committed[launch.rows] = launch.starts + launch.query_lens
+        rows = launch.rows[launch.sampled]
+        # Tokens of requests that have ended meanwhile were speculative: they are dropped.
+        live = table.live[rows]
+        rows, tokens = rows[live], sampled[live]
+        table.tokens[rows, table.num_tokens[rows]] = tokens
+        table.num_tokens[rows] += 1
+        self._note_prompts(launch)
+        if not len(rows):
+            return
+        self._output.add(table.uids[rows], tokens)
+        stopped = self._is_eos[tokens] & ~table.ignore_eos[rows]
+        for place in table.watched[rows].nonzero()[0]:
+            request = table.owner(rows[place])
+            stopped[place] |= int(tokens[place]) in request.stop_token_ids
+        full = table.num_tokens[rows] >= table.end[rows]
+        for place in (stopped | full).nonzero()[0]:
+            reason = FinishReason.STOP if stopped[place] else FinishReason.LENGTH
+            self._finish(table.owner(rows[place]), reason)
+
+    def _note_prompts(self, launch: LaunchPlan) -> None:
+        """Share what the prompt chunks of a processed launch computed."""
+        for place in range(launch.num_decode_rows, len(launch.rows)):
+            request = self.table.owner(launch.rows[place])
+            if request.terminal is not None or request.retracting:
+                continue
+            self.cache.cache_prefix(request)
+            if launch.sampled[place]:
+                self._output.announce(request)
+                if request.first_token is None:
+                    request.first_token = time.monotonic()
+
+    def _fail_step(self, launches: tuple[LaunchPlan, ...], error: Exception) -> None:
+        """End every request of a failed step with an error; the others go on."""
+        self._num_failed_steps += 1
+        if self._num_failed_steps >= _MAX_FAILED_STEPS:
+            raise error
+        logger.error("a step failed; its requests end with an error", exc_info=error)
+        for launch in launches:
+            self.table.in_flight[launch.rows] -= 1
+            for row in launch.rows.tolist():
+                request = self.table.owner(row)
+                if request.terminal is None:
+                    failure = Failure(f"the engine failed: {error}", status=500)
+                    self._finish(request, FinishReason.ERROR, failure=failure)
+
+    def _finish(
+        self,
+        request: RequestState,
+        reason: FinishReason,
+        *,
+        num_tokens: int | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        """Set the terminal reason and send the one terminal event; resources go in ``_settle``."""
+        assert request.terminal is None, "a request ends once"
+        known = len(request.saved_tokens)
+        if request.row >= 0:
+            known = int(self.table.num_tokens[request.row])
+            self.table.live[request.row] = False
+        output = known - request.num_prompt_tokens
+        request.terminal = reason
+        request.failure = failure
+        request.num_output_tokens = output if num_tokens is None else min(num_tokens, output)
+        del self._requests[request.uid]
+        if not request.retracting:
+            self._prefill.forget(request)
+            if request.row >= 0:
+                self._decode.discard(request.row)
+                self._leaving.append(request)
+        self._output.finish(request)
+        if self._observers is not None:
+            self._observers.request_finished(_request_stats(request))
+
+    def _settle(self) -> None:
+        """Take back rows and pages of leaving requests of which nothing is in flight."""
+        if not self._leaving:
+            return
+        still_flying: list[RequestState] = []
+        for request in self._leaving:
+            if self.table.in_flight[request.row]:
+                still_flying.append(request)
+                continue
+            self.cache.release(request)
+            self.table.give_back(request)
+            if request.terminal is None:
+                request.retracting = False
+                self._prefill.enqueue(request)
+        self._leaving = still_flying
+
+    def _flush(self) -> None:
+        batch = self._output.take()
+        if batch is not None:
+            self._transport.send(batch)
+
+    def _step_stats(self, step: _InFlight, host_s: float) -> StepStats:
+        num_decode = sum(launch.num_decode_rows for launch in step.launches)
+        return StepStats(
+            step=step.number,
+            num_decode_rows=num_decode,
+            num_prefill_rows=sum(len(launch.rows) for launch in step.launches) - num_decode,
+            num_prefill_tokens=sum(len(launch.token_ids) for launch in step.launches),
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_free_pages=self.cache.num_free,
+            num_cached_pages=self.cache.prefix_cache.num_pages,
+            num_pages=self.cache.num_pages,
+            num_retracted=self.num_retractions,
+            host_us=host_s * 1e6,
+        )
+
+
+def _request_stats(request: RequestState) -> RequestStats:
+    arrival = request.arrival
+    return RequestStats(
+        uid=request.uid,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_completion_tokens=request.num_output_tokens,
+        finish_reason=str(request.terminal),
+        queue_time=None if request.first_launch is None else request.first_launch - arrival,
+        time_to_first_token=None if request.first_token is None else request.first_token - arrival,
+        total_time=time.monotonic() - arrival,
+        num_retractions=request.num_retractions,
+    )

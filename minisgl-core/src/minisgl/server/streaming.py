@@ -1,0 +1,106 @@
+"""Responses that end with their client: SSE streams, and waiting that a disconnect interrupts."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from minisgl.errors import RequestError
+from minisgl.server.client import Generation
+from minisgl.server.errors import error_body
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+def sse_event(data: Any) -> bytes:
+    """Return ``data`` as one server-sent event."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Return the result of ``work``, which is cancelled if the client goes away first.
+
+    Args:
+        receive: the ASGI channel, after the request's body was read.
+        work: what the client waits for.
+
+    Raises:
+        ClientGoneError: the client has closed the connection.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        await _cancel(task, watcher)
+
+
+async def _disconnect(receive: Receive) -> None:
+    message: Message = {}
+    while message.get("type") != "http.disconnect":
+        message = await receive()
+
+
+async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel tasks and wait until they have cleaned up."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+class EventStreamResponse(Response):
+    """Sends events as they come; when the client goes away, or at the end, it closes everything.
+
+    Args:
+        events: encoded server-sent events; a ``RequestError`` from it becomes the last event.
+        generation: closed at the end, which aborts what still runs.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], generation: Generation) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the whole stream, as an ASGI application."""
+        try:
+            await unless_disconnected(receive, self._send_all(send))
+        except (ClientGoneError, OSError):
+            logger.debug("the client closed its stream")
+        finally:
+            self._generation.close()
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for event in self._events:
+                await _send_body(send, event)
+        except RequestError as error:
+            await _send_body(send, sse_event(error_body(error)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _send_body(send: Send, body: bytes) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": body, "more_body": True})

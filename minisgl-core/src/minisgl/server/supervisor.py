@@ -1,0 +1,303 @@
+"""Runs a server: this process answers HTTP and supervises the workers.
+
+::
+
+    bind port -> resolve model -> start workers -> all ready -> listen -> serve
+    stop signal -> refuse (503) -> drain -> close HTTP -> tokenizer, scheduler, detokenizer
+    a worker dies -> open requests get errors -> close HTTP -> kill the rest -> WorkerDiedError
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+import zmq
+import zmq.asyncio
+
+from minisgl.errors import RequestError, SettingsError, WorkerDiedError
+from minisgl.message import (
+    BackendMessage,
+    DetokenizerMessage,
+    FrontendMessage,
+    Shutdown,
+    TokenizerMessage,
+)
+from minisgl.message.sockets import Addresses, AsyncPullSocket, PushSocket, private_addresses
+from minisgl.plugins.host import PluginHost, load_plugins
+from minisgl.server.app import ServedModel, create_app
+from minisgl.server.client import EngineClient
+from minisgl.server.greeting import greeting
+from minisgl.server.listen_socket import bind_socket, listen
+from minisgl.server.scheduler_process import scheduler_main
+from minisgl.server.worker_pool import HANDLED_SIGNALS, WorkerPool
+from minisgl.server.worker_process import WorkerTarget
+from minisgl.settings import Settings
+from minisgl.tokenizer.worker import detokenizer_main, tokenizer_main
+
+logger = logging.getLogger(__name__)
+
+HTTP_CLOSE_TIMEOUT = 2
+"""Seconds that responses get to end once their requests have."""
+
+KEEP_ALIVE_TIMEOUT = 60
+"""Seconds that an idle connection stays open for its client's next request."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTargets:
+    """What the worker processes run; tests put fakes here."""
+
+    tokenizer: WorkerTarget = tokenizer_main
+    scheduler: WorkerTarget = scheduler_main
+    detokenizer: WorkerTarget = detokenizer_main
+
+
+def serve(
+    settings: Settings,
+    *,
+    announce: Callable[[str], None],
+    targets: WorkerTargets | None = None,
+) -> int:
+    """Serve until a signal stops it; return the exit code.
+
+    Args:
+        settings: of everything; ``model.path`` names the model.
+        announce: gets the text that people should see once the server is ready.
+        targets: what the workers run.
+
+    Returns:
+        0 after a clean stop, 128 + the signal's number if a second signal cut the stop short.
+
+    Raises:
+        MinisglError: the start fails or a worker dies; its ``exit_code`` is the server's.
+    """
+    if settings.model.path is None:
+        raise SettingsError("no model is given; type --model PATH_OR_ID")
+    bound = bind_socket(settings.server.host, settings.server.port)
+    with contextlib.closing(bound):
+        host = load_plugins(settings.plugins.disabled, settings.plugins.strict)
+        resolved = _with_local_paths(settings, host)
+        name = settings.model.served_name or settings.model.path
+        with private_addresses() as addresses:
+            server = _Server(
+                settings=resolved,
+                model=ServedModel(name),
+                addresses=addresses,
+                host=host,
+                bound=bound,
+                targets=targets or WorkerTargets(),
+            )
+            try:
+                return asyncio.run(server.run(announce))
+            except asyncio.CancelledError:
+                return 128 + server.last_signal
+
+
+def _with_local_paths(settings: Settings, host: PluginHost) -> Settings:
+    """Return settings whose model and tokenizer are local: downloads happen once, here."""
+    local = {
+        name: str(host.resolve_checkpoint(reference, settings.model.cache_dir))
+        for name in ("path", "tokenizer")
+        if (reference := getattr(settings.model, name)) is not None
+    }
+    return settings.model_copy(update={"model": settings.model.model_copy(update=local)})
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: the supervisor decides when it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server:
+    """One run of the server."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        model: ServedModel,
+        addresses: Addresses,
+        host: PluginHost,
+        bound: socket.socket,
+        targets: WorkerTargets,
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._addresses = addresses
+        self._host = host
+        self._bound = bound
+        self._targets = targets
+        self.last_signal: int = 0
+
+    async def run(self, announce: Callable[[str], None]) -> int:
+        """Start, serve, stop."""
+        self._main = asyncio.current_task()
+        self._stop = asyncio.Event()
+        self._death: str | None = None
+        loop = asyncio.get_running_loop()
+        for number in HANDLED_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        pool = WorkerPool(self._settings, self._addresses, self._on_death)
+        with self._open_sockets() as client:
+            self._client = client
+            background = [asyncio.create_task(client.listen()), asyncio.create_task(client.ping())]
+            try:
+                infos = await self._start(pool)
+                if infos is None:
+                    return 0
+                return await self._serve(pool, infos, announce)
+            finally:
+                await pool.kill_all()
+                for task in background:
+                    task.cancel()
+
+    @contextlib.contextmanager
+    def _open_sockets(self) -> Iterator[EngineClient]:
+        """Open this process's ends of the wire."""
+        context = zmq.asyncio.Context()
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
+        replies: AsyncPullSocket[FrontendMessage] = AsyncPullSocket(
+            context, self._addresses.frontend, FrontendMessage
+        )
+        self._to_tokenizer: PushSocket[TokenizerMessage] = PushSocket(
+            plain, self._addresses.tokenizer, TokenizerMessage
+        )
+        self._to_scheduler: PushSocket[BackendMessage] = PushSocket(
+            plain, self._addresses.scheduler, BackendMessage
+        )
+        self._to_detokenizer: PushSocket[DetokenizerMessage] = PushSocket(
+            plain, self._addresses.detokenizer, DetokenizerMessage
+        )
+        try:
+            yield EngineClient(
+                tokenizer=self._to_tokenizer, scheduler=self._to_scheduler, replies=replies
+            )
+        finally:
+            for opened in (replies, self._to_tokenizer, self._to_scheduler, self._to_detokenizer):
+                opened.close()
+            context.destroy(linger=0)
+
+    def _on_signal(self, number: int) -> None:
+        """Begin to stop at the first signal; end at once at the second."""
+        name = signal.Signals(number).name
+        if self._stop.is_set() and self._main is not None:
+            logger.warning("second %s: ending at once", name)
+            self.last_signal = number
+            self._main.cancel()
+        else:
+            logger.info("%s: stopping", name)
+            self._stop.set()
+
+    def _on_death(self, message: str) -> None:
+        """Tell every client at once; the main task then ends the server."""
+        if self._death is None:
+            self._death = message
+            self._client.fail_all(
+                RequestError(f"the server has failed: {message}", status=500, code="worker_died")
+            )
+            self._stop.set()
+
+    async def _start(self, pool: WorkerPool) -> dict[str, dict[str, Any]] | None:
+        """Start the workers and wait until all serve; ``None`` if a signal came first.
+
+        Raises:
+            MinisglError: one of them cannot start.
+        """
+        pool.start("scheduler", self._targets.scheduler)
+        pool.start("tokenizer", self._targets.tokenizer)
+        pool.start("detokenizer", self._targets.detokenizer)
+        ready = asyncio.ensure_future(pool.wait_ready())
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if self._death is not None:
+                raise WorkerDiedError(self._death)
+            return ready.result() if ready.done() else None
+        finally:
+            ready.cancel()
+            stop.cancel()
+
+    async def _serve(
+        self,
+        pool: WorkerPool,
+        infos: dict[str, dict[str, Any]],
+        announce: Callable[[str], None],
+    ) -> int:
+        """Answer HTTP until a signal or a death, then stop in order."""
+        host, port = self._settings.server.host, self._bound.getsockname()[1]
+        http = self._http_server(infos)
+        listen(self._bound, host, port)
+        running = asyncio.create_task(http.serve(sockets=[self._bound]))
+        announce(
+            greeting(
+                host,
+                port,
+                self._model.name,
+                has_key=self._settings.server.api_key is not None,
+                can_chat=bool(infos["tokenizer"].get("chat_template", True)),
+            )
+        )
+        await self._stop.wait()
+        if self._death is None:
+            await self._drain()
+        http.should_exit = True
+        await running
+        if self._death is not None:
+            raise WorkerDiedError(self._death)
+        return await self._stop_workers(pool)
+
+    def _http_server(self, infos: dict[str, dict[str, Any]]) -> uvicorn.Server:
+        key = self._settings.server.api_key
+        model = ServedModel(self._model.name, infos["scheduler"].get("max_seq_len"))
+        app = create_app(
+            self._client, model, api_key=None if key is None else key.get_secret_value()
+        )
+        self._host.mount_routes(self._settings.plugins.routes, app, self._client)
+        return _HttpServer(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
+                timeout_graceful_shutdown=HTTP_CLOSE_TIMEOUT,
+            )
+        )
+
+    async def _drain(self) -> None:
+        """Refuse new requests and let the open ones end, for as long as the settings allow."""
+        self._client.stop_accepting()
+        limit = self._settings.server.drain_timeout
+        if self._client.num_open:
+            logger.info("waiting up to %g s for %d requests", limit, self._client.num_open)
+        try:
+            await asyncio.wait_for(self._client.wait_idle(), limit)
+        except TimeoutError:
+            logger.warning("%d requests did not end in time", self._client.num_open)
+            self._client.fail_all(
+                RequestError("the server is shutting down", status=503, code="shutting_down")
+            )
+
+    async def _stop_workers(self, pool: WorkerPool) -> int:
+        """Ask each worker to stop, in the order in which requests pass them."""
+        pool.begin_stop()
+        obeyed = []
+        for name, wire in (
+            ("tokenizer", self._to_tokenizer),
+            ("scheduler", self._to_scheduler),
+            ("detokenizer", self._to_detokenizer),
+        ):
+            wire.send(Shutdown())
+            obeyed.append(await pool.wait_exit(name))
+        return 0 if all(obeyed) else WorkerDiedError.exit_code

@@ -1,0 +1,195 @@
+"""Starts the worker processes, follows their start-up, notices deaths, stops them in order."""
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from minisgl.errors import WorkerDiedError
+from minisgl.message import Codec, DecodeError
+from minisgl.message.sockets import Addresses
+from minisgl.message.status import Failed, Ready, Starting, Status
+from minisgl.server.worker_process import WorkerJob, WorkerTarget, run_worker
+from minisgl.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT = 5.0
+"""Seconds that a worker gets to end after it was asked to."""
+
+HANDLED_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+
+
+class StartFailedError(WorkerDiedError):
+    """A worker ended before it was ready; ``exit_code`` is what the server ends with."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(slots=True)
+class Worker:
+    """One child process and what it last said about itself."""
+
+    name: str
+    process: BaseProcess
+    connection: "Connection[bytes, bytes] | Connection"
+    ready: asyncio.Future[dict[str, Any]]
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+    stage: str = "starting"
+    failure: Failed | None = None
+
+    def describe_end(self) -> str:
+        """Return how the process ended, for people."""
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was killed by {signal.Signals(-code).name}"
+            return f"was killed by signal {-code}"
+        return f"ended with exit code {code}"
+
+
+class WorkerPool:
+    """The child processes of one server; lives in the server's event loop.
+
+    Args:
+        settings: sent to every worker.
+        addresses: of the sockets between them.
+        on_death: called once, with a line for people, when a worker ends that nobody stopped.
+    """
+
+    def __init__(
+        self, settings: Settings, addresses: Addresses, on_death: Callable[[str], None]
+    ) -> None:
+        self._settings = settings
+        self._addresses = addresses
+        self._on_death = on_death
+        self._context = multiprocessing.get_context("spawn")
+        self._codec: Codec[Status] = Codec(Status)
+        self.workers: dict[str, Worker] = {}
+        self._stopping = False
+
+    def start(self, name: str, target: WorkerTarget) -> None:
+        """Start one process; returns before it is ready."""
+        here, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=run_worker,
+            name=f"minisgl-{name}",
+            args=(WorkerJob(target, name, self._settings, self._addresses, there, os.getpid()),),
+        )
+        # A Ctrl-C in the first moments of the child would end it with a traceback: the child
+        # inherits the block and lifts it once it ignores the signals.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+        there.close()
+        loop = asyncio.get_running_loop()
+        worker = Worker(name, process, here, loop.create_future())
+        self.workers[name] = worker
+        loop.add_reader(here.fileno(), self._read_status, worker)
+        loop.add_reader(process.sentinel, self._note_exit, worker)
+
+    async def wait_ready(self) -> dict[str, dict[str, Any]]:
+        """Return what each worker said when it was ready.
+
+        Raises:
+            StartFailedError: one of them ended first; the message is its cause in one line.
+        """
+        infos = await asyncio.gather(*(worker.ready for worker in self.workers.values()))
+        return dict(zip(self.workers, infos, strict=True))
+
+    def begin_stop(self) -> None:
+        """From now on workers end because they were told to: deaths are no news."""
+        self._stopping = True
+
+    async def wait_exit(self, name: str, timeout: float = STOP_TIMEOUT) -> bool:
+        """Wait for a worker that was asked to stop; kill it if it does not; say if it obeyed."""
+        worker = self.workers[name]
+        try:
+            await asyncio.wait_for(worker.exited.wait(), timeout)
+        except TimeoutError:
+            logger.warning(
+                "the %s process did not stop within %.0f s; killing it", worker.name, timeout
+            )
+            await self._kill([worker])
+            return False
+        return True
+
+    async def kill_all(self) -> None:
+        """End every worker that still runs, at once."""
+        self.begin_stop()
+        await self._kill(list(self.workers.values()))
+        for worker in self.workers.values():
+            if not worker.ready.cancel() and not worker.ready.cancelled():
+                worker.ready.exception()  # a second failed start is no news: mark it as seen
+
+    async def _kill(self, workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            if not worker.exited.is_set():
+                worker.process.kill()
+        for worker in workers:
+            await worker.exited.wait()
+
+    def _read_status(self, worker: Worker) -> None:
+        """Take what one worker says; the pipe ends with its process."""
+        try:
+            while worker.connection.poll():
+                self._apply(worker, self._codec.decode(worker.connection.recv_bytes()))
+        except (EOFError, OSError):
+            self._close_pipe(worker)
+        except DecodeError:
+            logger.warning("the %s process sent a status that is none", worker.name)
+
+    def _apply(self, worker: Worker, status: Status) -> None:
+        match status:
+            case Starting(stage=stage):
+                worker.stage = stage
+                logger.debug("%s: %s", worker.name, stage)
+            case Ready(info=info):
+                worker.stage = "serving"
+                if not worker.ready.done():
+                    worker.ready.set_result(info)
+            case Failed():
+                worker.failure = status
+
+    def _close_pipe(self, worker: Worker) -> None:
+        if not worker.connection.closed:
+            asyncio.get_running_loop().remove_reader(worker.connection.fileno())
+            worker.connection.close()
+
+    def _note_exit(self, worker: Worker) -> None:
+        """A process has ended: fail its start, or report its death."""
+        asyncio.get_running_loop().remove_reader(worker.process.sentinel)
+        if not worker.connection.closed:
+            self._read_status(worker)
+        self._close_pipe(worker)
+        worker.process.join()
+        worker.exited.set()
+        if self._stopping:
+            return
+        if worker.ready.done():
+            cause = f": {worker.failure.message}" if worker.failure else ""
+            self._on_death(
+                f"the {worker.name} process (pid {worker.process.pid}) "
+                f"{worker.describe_end()}{cause}"
+            )
+        elif worker.failure is not None:
+            failure = worker.failure
+            worker.ready.set_exception(StartFailedError(failure.message, failure.exit_code))
+        else:
+            worker.ready.set_exception(
+                StartFailedError(
+                    f"the {worker.name} process {worker.describe_end()} while {worker.stage}",
+                    WorkerDiedError.exit_code,
+                )
+            )

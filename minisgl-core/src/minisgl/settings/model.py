@@ -1,0 +1,208 @@
+"""The one settings model: frozen sections, each field with the text that help and docs show.
+
+It validates values and knows nothing about where they come from (see ``resolve``). An instance
+holds only what it was given: building one reads neither the environment nor a file, so a pickled
+instance means the same in every process.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+ENV_PREFIX = "MINISGL_"
+ENV_DELIMITER = "__"
+
+
+def _split_commas(value: object) -> object:
+    """Let the environment and ``--set`` write a list as ``a,b``."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and a field that it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSettings(Section):
+    """What is served."""
+
+    path: str | None = Field(
+        None, description="Model: a local folder, a .gguf file, a hub id, or package:NAME."
+    )
+    served_name: str | None = Field(
+        None, description="Name of the model in the HTTP API; by default, what was given as path."
+    )
+    tokenizer: str | None = Field(
+        None, description="Tokenizer: a folder, a .gguf file or a hub id; by default, the model's."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Dtype of weights and activations; auto takes the checkpoint's."
+    )
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
+        "auto", description="Format of the checkpoint; dummy fills random weights from the seed."
+    )
+    max_seq_len: int | None = Field(
+        None, ge=1, description="Most tokens of one sequence; by default, what the model allows."
+    )
+    cache_dir: Path | None = Field(
+        None, description="Folder for downloaded checkpoints; by default, the hub's own."
+    )
+
+
+class EngineSettings(Section):
+    """The device and what it may use."""
+
+    device: str = Field(
+        "auto",
+        description="Device to run on: auto, cpu, cuda, cuda:1; auto takes a GPU if there is one.",
+    )
+    memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="Share of the device's memory for weights and KV pages."
+    )
+    seed: int = Field(0, ge=0, description="Seed of sampling and of dummy weights.")
+    num_threads: int | None = Field(
+        None, ge=1, description="Threads of torch on the CPU; by default, torch's own choice."
+    )
+
+    @field_validator("device")
+    @classmethod
+    def _device_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[a-z]+(:\d+)?", value):
+            raise ValueError("must be auto, or a torch device such as cpu, cuda or cuda:1")
+        return value
+
+
+class AttentionSettings(Section):
+    """The attention backend."""
+
+    backend: str = Field(
+        "auto", description="Attention backend: auto, a name, or PREFILL,DECODE for a pair."
+    )
+
+    @field_validator("backend")
+    @classmethod
+    def _one_or_two_names(cls, value: str) -> str:
+        parts = [part.strip() for part in value.split(",")]
+        if len(parts) > 2 or not all(parts):
+            raise ValueError("must be one name, or two as PREFILL,DECODE")
+        return ",".join(parts)
+
+
+class MoeSettings(Section):
+    """The backend of routed experts."""
+
+    backend: str = Field("auto", min_length=1, description="MoE backend: auto or a name.")
+
+
+class CacheSettings(Section):
+    """The KV pool and its prefix cache."""
+
+    prefix: str = Field(
+        "radix",
+        min_length=1,
+        description="Prefix cache: radix shares equal prefixes, naive shares nothing.",
+    )
+    pool: str = Field("mha", min_length=1, description="KV pool: auto or a name.")
+    page_size: int = Field(16, ge=1, le=256, description="Tokens a page.")
+    num_pages: int | None = Field(
+        None, ge=2, description="Pages of the KV pool; by default, what fits into memory."
+    )
+
+
+class SchedulerSettings(Section):
+    """How steps are filled and launched."""
+
+    max_running_requests: int = Field(256, ge=1, description="Most requests of one step.")
+    max_prefill_tokens: int = Field(
+        2048, ge=1, description="Token budget of a step; longer prompts are computed in chunks."
+    )
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto", description="Prepare the next step while the device runs this one."
+    )
+    launch: Literal["auto", "mixed", "split"] = Field(
+        "auto", description="Launch decode and prefill rows of a step together or one by one."
+    )
+
+
+class ParallelSettings(Section):
+    """How the model is spread over devices."""
+
+    tensor_parallel_size: int = Field(1, ge=1, description="Devices that share each layer.")
+
+
+class ServerSettings(Section):
+    """The HTTP server."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_key: SecretStr | None = Field(
+        None, description="Key that requests must carry as a bearer token; by default, none."
+    )
+    drain_timeout: float = Field(
+        30.0, ge=0, description="Seconds that running requests get when the server stops."
+    )
+
+
+class PluginSettings(Section):
+    """Which plugins are loaded."""
+
+    disabled: Names = Field((), description="Distributions whose plugins are not loaded.")
+    strict: bool = Field(False, description="Refuse to start when any plugin fails to load.")
+    routes: Names = Field((), description="Distributions that may add HTTP routes.")
+
+
+class LogSettings(Section):
+    """Logging."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = Field(
+        "info", description="Least severe messages to log."
+    )
+
+
+class Settings(BaseSettings):
+    """All settings of minisgl."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter=ENV_DELIMITER
+    )
+
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    attention: AttentionSettings = Field(default_factory=AttentionSettings)
+    moe: MoeSettings = Field(default_factory=MoeSettings)
+    cache: CacheSettings = Field(default_factory=CacheSettings)
+    scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
+    parallel: ParallelSettings = Field(default_factory=ParallelSettings)
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    plugins: PluginSettings = Field(default_factory=PluginSettings)
+    backend_options: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Settings of the backends themselves, by backend name and option.",
+    )
+    log: LogSettings = Field(default_factory=LogSettings)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read nothing but what the constructor is given; ``resolve`` merges the sources."""
+        return (init_settings,)

@@ -1,0 +1,333 @@
+"""Which backend is chosen, and what is said when none can be."""
+
+import logging
+
+import pytest
+from minisgl.errors import (
+    AmbiguousBackendError,
+    SettingsError,
+    UnknownBackendError,
+    UnsupportedBackendError,
+)
+from minisgl.plugins import BackendQuery
+from minisgl.plugins.decisions import format_decisions, log_decisions
+from minisgl.plugins.selection import (
+    explain_attention,
+    select_attention,
+    select_kv_pool,
+    select_moe,
+    select_ops,
+    select_prefix_cache,
+)
+from support import plugin_code
+
+
+def query(**changes):
+    return BackendQuery(
+        **{
+            "device": "cpu",
+            "compute_capability": None,
+            "dtype": "float32",
+            "kv_dtype": "float32",
+            "page_size": 16,
+            "num_q_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 64,
+            **changes,
+        }
+    )
+
+
+def names(selection):
+    return selection.prefill.name, selection.decode.name
+
+
+def row_of(table, name, phase="prefill"):
+    (row,) = [row for row in table if row.name == name and row.phase == phase]
+    return row
+
+
+def test_auto_takes_the_best_rank_of_each_phase(plugin_site):
+    plugin_site.add("acme-p", plugin_code.attention("p", "Supported(9, 1)"))
+    plugin_site.add("acme-d", plugin_code.attention("d", "Supported(1, 9)"))
+    selection = select_attention(plugin_site.load(), query())
+    assert names(selection) == ("p", "d")
+    assert selection.choice == "acme-p:p,acme-d:d"
+    assert row_of(selection.table, "p").outcome == "chosen"
+    assert row_of(selection.table, "torch").outcome == "usable"
+    assert row_of(selection.table, "torch").reason == "p has rank 9"
+
+
+def test_the_resolved_choice_chooses_the_same_again(plugin_site):
+    plugin_site.add("acme-p", plugin_code.attention("p", "Supported(9, None)"))
+    host = plugin_site.load()
+    first = select_attention(host, query())
+    assert names(first) == ("p", "torch")
+    assert names(select_attention(host, query(), first.choice)) == ("p", "torch")
+
+
+def test_a_tie_goes_to_the_first_name_and_is_logged(plugin_site, caplog):
+    plugin_site.add("acme-x", plugin_code.attention("bbb"))
+    plugin_site.add("acme-y", plugin_code.attention("aaa"))
+    with caplog.at_level(logging.INFO, "minisgl"):
+        selection = select_attention(plugin_site.load(), query())
+    assert names(selection) == ("aaa", "aaa")
+    assert "attention (prefill): aaa and bbb share rank 5; aaa comes first" in caplog.text
+
+
+def test_a_pair_and_a_single_name(plugin_site):
+    plugin_site.add("acme", plugin_code.attention())
+    host = plugin_site.load()
+    assert names(select_attention(host, query(), "torch,acme")) == ("torch", "acme")
+    assert names(select_attention(host, query(), "torch")) == ("torch", "torch")
+    assert names(select_attention(host, query(), "auto,torch")) == ("acme", "torch")
+
+
+def test_one_name_for_both_phases_must_serve_both(plugin_site):
+    plugin_site.add("acme", plugin_code.attention(phases=("decode",)))
+    with pytest.raises(UnsupportedBackendError) as caught:
+        select_attention(plugin_site.load(), query(), "acme")
+    assert str(caught.value) == (
+        "attention.backend (prefill)='acme' cannot run here: it serves decode, not prefill."
+        " Usable: torch."
+    )
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "changes", "reason"),
+    [
+        ({"devices": ("cuda",)}, {}, "needs device cuda, found cpu"),
+        ({"dtypes": ("bfloat16", "float16")}, {}, "needs dtype bfloat16 or float16, found float32"),
+        ({"kv_dtypes": ("fp8",)}, {}, "needs KV dtype fp8, found float32"),
+        ({"page_sizes": (32, 64, 128)}, {}, "needs page size 32, 64 or 128, found 16"),
+        ({"head_dims": (128,)}, {}, "needs head dim 128, found 64"),
+        (
+            {"min_compute_capability": (8, 0)},
+            {"device": "cuda", "compute_capability": (7, 5)},
+            "needs compute capability 8.0, found 7.5",
+        ),
+        (
+            {"min_compute_capability": (8, 0)},
+            {"device": "cuda"},
+            "needs compute capability 8.0, found none",
+        ),
+        ({}, {"sliding_window": True}, "the model has sliding-window layers, it implements none"),
+        ({}, {"logit_soft_cap": True}, "the model caps attention scores, it does not implement"),
+    ],
+)
+def test_capabilities_are_checked_before_the_probe(plugin_site, capabilities, changes, reason):
+    code = plugin_code.attention(answer="1 / 0", **capabilities)
+    plugin_site.add("acme", code)
+    host = plugin_site.load()
+    row = row_of(explain_attention(host, query(**changes)), "acme")
+    assert (row.outcome, row.rank) == ("refused", None)
+    assert row.reason.startswith(reason)
+    with pytest.raises(UnsupportedBackendError, match=r"cannot run here: .* Usable: torch\."):
+        select_attention(host, query(**changes), "acme")
+
+
+def test_a_gpu_that_is_good_enough_is_taken(plugin_site):
+    plugin_site.add("acme", plugin_code.attention(min_compute_capability=(8, 0)))
+    found = query(device="cuda", compute_capability=(10, 0))
+    assert names(select_attention(plugin_site.load(), found)) == ("acme", "acme")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("Unsupported('needs 4 heads, found 2')", "needs 4 heads, found 2"),
+        ("1 / 0", "its probe raised ZeroDivisionError: division by zero"),
+        ("True", "its probe returned True"),
+        ("Supported(None, 3)", "it does not serve prefill"),
+    ],
+)
+def test_a_probe_that_says_no(plugin_site, answer, reason):
+    plugin_site.add("acme", plugin_code.attention(answer=answer))
+    host = plugin_site.load()
+    selection = select_attention(host, query())
+    assert selection.prefill.name == "torch"
+    assert row_of(selection.table, "acme").reason == reason
+    with pytest.raises(UnsupportedBackendError) as caught:
+        select_attention(host, query(), "acme")
+    assert f"'acme' cannot run here: {reason}. Usable: torch." in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_unknown_name_cites_the_nearest_and_the_failed_and_disabled_plugins(plugin_site):
+    plugin_site.add("acme-attn", "import nothing_so_called")
+    plugin_site.add("other", plugin_code.attention("other"))
+    host = plugin_site.load(disabled=["other"])
+    with pytest.raises(UnknownBackendError) as caught:
+        select_attention(host, query(), "trch")
+    assert str(caught.value) == (
+        "attention.backend='trch' is not installed. Installed: torch. Nearest: 'torch'."
+        " Failed to load: acme-attn 1.0 (import: No module named 'nothing_so_called')."
+        " Disabled: other."
+    )
+
+
+def test_a_name_that_two_offer(plugin_site):
+    plugin_site.add("acme-a", plugin_code.attention())
+    plugin_site.add("acme-b", plugin_code.attention())
+    host = plugin_site.load()
+    selection = select_attention(host, query())
+    assert names(selection) == ("torch", "torch")
+    reasons = {row.reason for row in selection.table if row.name == "acme"}
+    assert reasons == {"ambiguous: offered by acme-a and acme-b"}
+    with pytest.raises(AmbiguousBackendError) as caught:
+        select_attention(host, query(), "acme")
+    assert str(caught.value) == (
+        "attention.backend='acme' is offered by acme-a 1.0 and acme-b 1.0. Write 'acme-a:acme'"
+        " or 'acme-b:acme', or disable one: --disable-plugin acme-a."
+    )
+    assert select_attention(host, query(), "Acme_B:acme").choice == "acme-b:acme,acme-b:acme"
+
+
+def test_an_unknown_qualified_name(plugin_site):
+    with pytest.raises(UnknownBackendError, match="Nearest: 'minisgl-core:torch'"):
+        select_attention(plugin_site.load(), query(), "minisgl-cor:torch")
+
+
+def test_an_architecture_that_two_offer_cannot_be_qualified(plugin_site):
+    code = """
+    from minisgl.plugins import ModelRecord, hookimpl
+    @hookimpl
+    def minisgl_models():
+        return (ModelRecord(architectures=("XForCausalLM",), config_reader="x:r", model="x:X",
+                            summary=""),)
+    """
+    plugin_site.add("acme-a", code)
+    host = plugin_site.load()
+    assert host.model_for(["Unknown", "XForCausalLM"]).model == "x:X"
+    plugin_site.add("acme-b", code)
+    with pytest.raises(AmbiguousBackendError) as caught:
+        plugin_site.load().model_for(["XForCausalLM"])
+    assert "acme-b 1.0. Disable one: --disable-plugin acme-a." in str(caught.value)
+
+
+def test_an_architecture_that_nobody_offers(plugin_site):
+    with pytest.raises(UnknownBackendError) as caught:
+        plugin_site.load().model_for(["LlamaForCausalLN"])
+    message = str(caught.value)
+    assert message.startswith("architecture='LlamaForCausalLN' is not installed. Installed: ")
+    assert "Nearest: 'LlamaForCausalLM'." in message
+    assert message.endswith("pip install -U minisgl-models")
+
+
+def test_moe_counts_the_larger_rank(plugin_site):
+    plugin_site.add("acme", plugin_code.moe(answer="Supported(None, 4)"))
+    selection = select_moe(plugin_site.load(), query(num_experts=8))
+    assert (selection.record.name, selection.choice) == ("acme", "acme:acme")
+    assert selection.table[0].rank == 4
+
+
+def test_pool_and_prefix_cache_of_core(plugin_site):
+    host = plugin_site.load()
+    assert select_kv_pool(host, query(), "auto").record.name == "mha"
+    assert select_prefix_cache(host, "naive").record.name == "naive"
+    with pytest.raises(UnsupportedBackendError, match="needs KV dtype float32, bfloat16 or"):
+        select_kv_pool(host, query(kv_dtype="float8_e4m3fn"), "auto")
+    with pytest.raises(UnknownBackendError, match=r"Installed: naive, radix. Nearest: 'radix'"):
+        select_prefix_cache(host, "radx")
+
+
+def test_options_are_validated_by_the_backend_s_settings_class(plugin_site):
+    plugin_site.add("acme-attn", plugin_code.attention())
+    host = plugin_site.load()
+    selection = select_attention(host, query(), "acme", {"acme": {"width": "7"}})
+    assert selection.prefill_settings.width == 7
+    assert select_attention(host, query(), "acme").decode_settings.width == 3
+    qualified = {"acme-attn:acme": {"width": 8}}
+    assert select_attention(host, query(), "acme", qualified).decode_settings.width == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"acme": {"with": 1}}, "Unknown option 'backend_options.acme.with'. acme has: width."),
+        ({"acme": {"width": "x"}}, "backend_options.acme.width='x' must be a valid integer"),
+        ({"acmee": {"width": 1}}, "Installed: acme, mha, naive, radix, torch. Nearest: 'acme'."),
+        ({"radix": {"a": 1}}, "Unknown option 'backend_options.radix.a'. radix has: none."),
+        ({"acme": {}, "acme-attn:acme": {}}, "both set options of acme-attn:acme. Keep one."),
+    ],
+)
+def test_options_that_are_wrong_even_of_a_backend_that_is_not_chosen(plugin_site, options, message):
+    plugin_site.add("acme-attn", plugin_code.attention())
+    host = plugin_site.load()
+    with pytest.raises(SettingsError) as caught:
+        select_attention(host, query(), "acme" if len(options) > 1 else "torch", options)
+    assert message in str(caught.value)
+
+
+def test_options_under_a_name_that_two_distributions_offer(plugin_site):
+    plugin_site.add("acme-a", plugin_code.attention())
+    plugin_site.add("acme-b", plugin_code.attention())
+    host = plugin_site.load()
+    with pytest.raises(SettingsError, match=r"is ambiguous: acme-a and acme-b offer it"):
+        select_attention(host, query(), "torch", {"acme": {"width": 1}})
+    options = {"acme-b:acme": {"width": 1}}
+    assert select_attention(host, query(), "acme-b:acme", options).prefill_settings.width == 1
+    assert select_attention(host, query(), "acme-a:acme", options).prefill_settings.width == 3
+
+
+def test_attention_and_moe_of_one_name_each_take_their_own_options(plugin_site):
+    code = plugin_code.attention() + plugin_code.moe().replace("width", "depth").replace(
+        "Options", "MoeOptions"
+    )
+    plugin_site.add("acme", code)
+    host = plugin_site.load()
+    options = {"acme": {"width": 1, "depth": 2}}
+    assert select_attention(host, query(), "acme", options).prefill_settings.width == 1
+    assert select_moe(host, query(), "acme", options).settings.depth == 2
+
+
+def test_the_environment_writes_an_underscore_for_a_dash(plugin_site):
+    plugin_site.add("acme", plugin_code.attention("acme-x"))
+    selection = select_attention(plugin_site.load(), query(), "acme-x", {"acme_x": {"width": 1}})
+    assert selection.prefill_settings.width == 1
+
+
+def test_ops_take_the_best_rank_above_the_reference(plugin_site):
+    plugin_site.add("acme-a", plugin_code.op("slow", 0, "lambda: max"))
+    plugin_site.add("acme-b", plugin_code.op("good", 3, "lambda: len"))
+    plugin_site.add("acme-c", plugin_code.op("better", 4, "lambda: min"))
+    plugin_site.add("acme-d", plugin_code.op("worse", -1, "lambda: sum", "silu_and_mul"))
+    table = select_ops(plugin_site.load(), query())
+    assert table.rms_norm is min
+    assert table.silu_and_mul.__module__ == "minisgl.kernel.reference"
+
+
+def test_an_op_that_two_offer_under_one_name_is_skipped(plugin_site):
+    plugin_site.add("acme-a", plugin_code.op("fast", 3))
+    plugin_site.add("acme-b", plugin_code.op("fast", 4))
+    table = select_ops(plugin_site.load(), query())
+    assert table.rms_norm.__module__ == "minisgl.kernel.reference"
+
+
+def test_an_op_that_cannot_be_loaded_stops_the_start(plugin_site):
+    plugin_site.add("acme-a", plugin_code.op("fast", 3, "lambda: 1 / 0"))
+    with pytest.raises(UnsupportedBackendError) as caught:
+        select_ops(plugin_site.load(), query())
+    assert str(caught.value) == (
+        "op 'rms_norm': 'fast' of acme-a 1.0 was chosen and cannot be loaded:"
+        " ZeroDivisionError: division by zero. Without it: --disable-plugin acme-a."
+    )
+
+
+def test_an_op_that_does_not_exist_is_refused_in_the_table(plugin_site):
+    plugin_site.add("acme-a", plugin_code.op("fast", 3, entry="rms_nrm"))
+    host = plugin_site.load()
+    from minisgl.plugins.selection import explain_ops
+
+    (row,) = [r for r in explain_ops(host, query(), ["rms_norm"]) if r.name == "fast"]
+    assert (row.outcome, row.reason) == ("refused", "no such op; known: rms_norm")
+
+
+def test_the_decision_table_is_one_log_message(plugin_site, caplog):
+    plugin_site.add("acme", plugin_code.attention(devices=("cuda",)))
+    table = select_attention(plugin_site.load(), query()).table
+    with caplog.at_level(logging.INFO, "minisgl"):
+        log_decisions(table)
+    (record,) = caplog.records
+    assert format_decisions(table) in record.getMessage()
+    assert "refused  -     needs device cuda, found cpu" in record.getMessage()

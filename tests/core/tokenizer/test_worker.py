@@ -1,0 +1,39 @@
+"""The workers' handling of one request: a refusal or a crash is a reply, never an exception."""
+
+import numpy as np
+import pytest
+from support.text_tokenizers import byte_level
+
+from minisgl.message import ErrorReply, GenerateRequest, TokenizeRequest
+from minisgl.request import SamplingParams
+from minisgl.tokenizer.encoding import PromptEncoder
+from minisgl.tokenizer.worker import tokenize
+
+PARAMS = SamplingParams(max_tokens=3)
+ENCODER = PromptEncoder(byte_level())
+
+
+def test_a_prompt_becomes_a_request_for_the_scheduler() -> None:
+    answer = tokenize(ENCODER, TokenizeRequest(7, "hello", PARAMS, priority=2))
+    assert isinstance(answer, GenerateRequest)
+    assert (answer.uid, answer.params, answer.priority) == (7, PARAMS, 2)
+    assert answer.prompt.dtype == np.int32
+    assert answer.prompt.tolist() == ENCODER.encode("hello")
+
+
+@pytest.mark.parametrize("prompt", ["", [], [-1], [{"role": "user"}], [{}]])
+def test_a_bad_prompt_becomes_an_error_reply(prompt) -> None:
+    answer = tokenize(ENCODER, TokenizeRequest(7, prompt, PARAMS))
+    assert isinstance(answer, ErrorReply)
+    assert (answer.uid, answer.status) == (7, 400)
+    assert answer.param is not None
+
+
+def test_a_crash_of_the_tokenizer_is_that_requests_error(monkeypatch, caplog) -> None:
+    encoder = PromptEncoder(byte_level())
+    monkeypatch.setattr(encoder, "encode", lambda *a, **k: 1 / 0)
+    answer = tokenize(encoder, TokenizeRequest(7, "x", PARAMS))
+    assert isinstance(answer, ErrorReply)
+    assert answer.status == 500
+    assert "division" not in answer.message
+    assert "ZeroDivisionError" in caplog.text

@@ -1,0 +1,38 @@
+"""``python run_fake_server.py FOLDER PORT [OPTIONS_JSON]``: a whole server, its engine faked.
+
+Options: ``fake`` goes to the fake scheduler, the other keys are sections of the settings.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+
+def main(folder: str, port: str, options: str = "{}") -> int:
+    from minisgl.errors import MinisglError
+    from minisgl.server.supervisor import WorkerTargets, serve
+    from minisgl.settings import Settings, configure_logging
+
+    from support.fake_scheduler import fake_scheduler_main
+
+    sections = json.loads(options)
+    fake = sections.pop("fake", {})
+    server = {"port": int(port), "drain_timeout": 2.0, **sections.pop("server", {})}
+    model = {"path": folder, "served_name": "fake-model", **sections.pop("model", {})}
+    settings = Settings(model=model, server=server, backend_options={"fake": fake}, **sections)
+    configure_logging("info")
+    try:
+        return serve(
+            settings,
+            announce=lambda text: print(text, flush=True),
+            targets=WorkerTargets(scheduler=fake_scheduler_main),
+        )
+    except MinisglError as error:
+        print(f"minisgl: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,138 @@
+"""Drives a scheduler with a fake engine and records what its clients would see."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from minisgl.kvcache.naive_cache import NaivePrefixCache
+from minisgl.kvcache.radix_cache import RadixPrefixCache
+from minisgl.message import AbortRequest, GenerateRequest, TokenBatch
+from minisgl.request import RequestStats, SamplingParams, StepStats
+from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.transport import MemoryTransport
+
+from support.fake_engine import FakeEngine
+
+
+@dataclass
+class Client:
+    """What one request's client has received."""
+
+    tokens: list[int] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    num_cached: int = 0
+
+
+class Recorder:
+    """Observers that keep everything."""
+
+    has_step_observers = True
+
+    def __init__(self) -> None:
+        self.steps: list[StepStats] = []
+        self.requests: list[RequestStats] = []
+
+    def step_finished(self, stats: StepStats) -> None:
+        self.steps.append(stats)
+
+    def request_finished(self, stats: RequestStats) -> None:
+        self.requests.append(stats)
+
+
+class Harness:
+    """A scheduler, a fake engine and the clients."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 1,
+        max_seq_len: int = 48,
+        rows: int = 4,
+        budget: int = 16,
+        overlap: bool = True,
+        mixed: bool = True,
+        cache: str = "radix",
+        lazy: bool = True,
+        **engine_options: object,
+    ) -> None:
+        self.engine = FakeEngine(
+            num_pages=num_pages,
+            page_size=page_size,
+            max_seq_len=max_seq_len,
+            max_running_requests=rows,
+            lazy=lazy,
+            **engine_options,  # type: ignore[arg-type]
+        )
+        self.transport = MemoryTransport()
+        self.recorder = Recorder()
+        make = RadixPrefixCache if cache == "radix" else NaivePrefixCache
+        self.scheduler = Scheduler(
+            self.engine,
+            make(page_size),
+            self.transport,
+            max_step_tokens=budget,
+            overlap=overlap,
+            mixed=mixed,
+            observers=self.recorder,
+        )
+        self.clients: dict[int, Client] = {}
+
+    def submit(self, uid: int, prompt: list[int], priority: int = 0, **params: object) -> None:
+        """Send a request; it is received with the next step."""
+        token_ids = np.array(prompt, dtype="<i4").tobytes()
+        self.clients[uid] = Client()
+        sampling = SamplingParams(temperature=0, **params)  # type: ignore[arg-type]
+        self.transport.inbox.append(GenerateRequest(uid, token_ids, sampling, priority))
+
+    def abort(self, uid: int) -> None:
+        """Abort a request, known or not."""
+        self.transport.inbox.append(AbortRequest([uid]))
+
+    def step(self) -> None:
+        """Receive, step, check the books, deliver."""
+        self.scheduler.receive(0)
+        self.scheduler.step()
+        self.scheduler.check()
+        self._deliver()
+
+    def finish(self, limit: int = 5000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(limit):
+            self.step()
+            if not self.scheduler.has_work and not self.transport.inbox:
+                break
+        else:
+            raise AssertionError(f"work is left after {limit} steps")
+        assert self.scheduler.num_running == 0
+        assert self.scheduler.num_waiting == 0
+        held = self.scheduler.cache.prefix_cache.num_pages
+        assert self.scheduler.cache.num_free + held == self.engine.info.num_pages
+        assert self.scheduler.cache.prefix_cache.num_evictable_pages == held, "a page stays locked"
+
+    def events(self) -> Iterator[TokenBatch]:
+        """Take the messages for the detokenizer."""
+        yield from self.transport.outbox
+        self.transport.outbox.clear()
+
+    def _deliver(self) -> None:
+        for batch in self.events():
+            uids = np.frombuffer(batch.uids, dtype="<i8").tolist()
+            for uid, token in zip(
+                uids, np.frombuffer(batch.token_ids, dtype="<i4").tolist(), strict=True
+            ):
+                assert not self.clients[uid].reasons, "a token after the terminal event"
+                self.clients[uid].tokens.append(token)
+            for uid, reason, failure, cached in zip(
+                batch.finished_uids,
+                batch.finish_reasons,
+                batch.failures,
+                batch.num_cached_tokens,
+                strict=True,
+            ):
+                client = self.clients[uid]
+                assert not client.reasons, "two terminal events"
+                client.reasons.append(reason)
+                client.num_cached = cached
+                client.failures.append(failure.message if failure else "")
