@@ -74,10 +74,20 @@ class EchoScheduler:
 
     def run(self) -> None:
         """Serve until ``Shutdown``."""
-        while self._receive():
-            self._step()
+        while self.turn():
             if self._delay:
                 time.sleep(self._delay)
+
+    def turn(self) -> bool:
+        """Receive, and run one step; return whether to go on."""
+        goes_on = self._receive()
+        self._step()
+        return goes_on
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._running)
 
     def _receive(self) -> bool:
         busy = bool(self._running) or not self._pending.is_empty

@@ -1,6 +1,6 @@
 """Run a model directly, without engine and scheduler: prefill whole prompts, then decode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def records() -> dict[str, Any]:
     return {name: record for record in minisgl_models() for name in record.architectures}
 
 
-def load_name(reference: str) -> Callable[..., Any]:
+def load_name(reference: str) -> Any:
     """Load ``module:name``."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
@@ -108,7 +108,8 @@ def read_config(path: Path) -> ModelConfig:
     """The ``ModelConfig`` of a checkpoint, through the plugin's record."""
     checkpoint = open_checkpoint(path, "auto")
     record = records()[checkpoint.architectures[0]]
-    return load_name(record.config_reader)(checkpoint.hf_config)
+    config: ModelConfig = load_name(record.config_reader)(checkpoint.hf_config)
+    return config
 
 
 def load_model(path: Path, **context_options: Any) -> tuple[BaseLLMModel, BuildContext]:

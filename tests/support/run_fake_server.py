@@ -1,6 +1,7 @@
 """``python run_fake_server.py FOLDER PORT [OPTIONS_JSON]``: a whole server, its engine faked.
 
-Options: ``fake`` goes to the fake scheduler, the other keys are sections of the settings.
+Options: ``fake`` goes to the fake scheduler, ``real_text`` chooses the real tokenizer workers, the
+other keys are sections of the settings.
 """
 
 import json
@@ -19,6 +20,12 @@ def main(folder: str, port: str, options: str = "{}") -> int:
 
     sections = json.loads(options)
     fake = sections.pop("fake", {})
+    if sections.pop("real_text", False):
+        targets = WorkerTargets(scheduler=fake_scheduler_main)
+    else:
+        from support.light_text import light_detokenizer_main, light_tokenizer_main
+
+        targets = WorkerTargets(light_tokenizer_main, fake_scheduler_main, light_detokenizer_main)
     server = {"port": int(port), "drain_timeout": 2.0, **sections.pop("server", {})}
     model = {"path": folder, "served_name": "fake-model", **sections.pop("model", {})}
     settings = Settings(model=model, server=server, backend_options={"fake": fake}, **sections)
@@ -26,11 +33,11 @@ def main(folder: str, port: str, options: str = "{}") -> int:
     try:
         return serve(
             settings,
-            announce=lambda text: print(text, flush=True),
-            targets=WorkerTargets(scheduler=fake_scheduler_main),
+            announce=lambda text: print(text, flush=True),  # noqa: T201
+            targets=targets,
         )
     except MinisglError as error:
-        print(f"minisgl: error: {error}", file=sys.stderr, flush=True)
+        print(f"minisgl: error: {error}", file=sys.stderr, flush=True)  # noqa: T201
         return error.exit_code
 
 

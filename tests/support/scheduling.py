@@ -22,6 +22,7 @@ class Client:
     reasons: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     num_cached: int = 0
+    started: bool = False
 
 
 class Recorder:
@@ -118,10 +119,14 @@ class Harness:
 
     def _deliver(self) -> None:
         for batch in self.events():
+            for start in batch.started:
+                assert not self.clients[start.uid].started, "a request is announced twice"
+                self.clients[start.uid].started = True
             uids = np.frombuffer(batch.uids, dtype="<i8").tolist()
             for uid, token in zip(
                 uids, np.frombuffer(batch.token_ids, dtype="<i4").tolist(), strict=True
             ):
+                assert self.clients[uid].started, "a token before the request is announced"
                 assert not self.clients[uid].reasons, "a token after the terminal event"
                 self.clients[uid].tokens.append(token)
             for uid, reason, failure, cached in zip(

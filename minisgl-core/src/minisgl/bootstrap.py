@@ -8,19 +8,17 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 import torch
 
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
-from minisgl.distributed.communicator import Communicator, SingleCommunicator
+from minisgl.distributed.communicator import SingleCommunicator
 from minisgl.engine.engine import Engine, EngineInfo
 from minisgl.engine.memory_plan import MemoryPlan, measure, plan_memory
-from minisgl.errors import ModelLoadError, SettingsError
+from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
-from minisgl.layers.base import shard_heads
+from minisgl.layers.base import shard_size
 from minisgl.layers.context import BuildContext
 from minisgl.models.checkpoint import Checkpoint, open_checkpoint
 from minisgl.models.config import ModelConfig
@@ -29,6 +27,8 @@ from minisgl.models.loading import fill_dummy, load_weights
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.plugins.decisions import Decision, log_decisions
 from minisgl.plugins.host import PluginHost, load_plugins
+from minisgl.plugins.lazy import load_object
+from minisgl.plugins.query import build_query
 from minisgl.plugins.records import BackendQuery, ModelRecord
 from minisgl.plugins.selection import (
     AttentionSelection,
@@ -45,13 +45,19 @@ from minisgl.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """A model's sources, before anything is built."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """What is decided before anything is built."""
 
+    settings: Settings
+    host: PluginHost
     checkpoint: Checkpoint
-    config: ModelConfig
     record: ModelRecord
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    max_seq_len: int
+    query: BackendQuery
 
 
 def load_host(settings: Settings) -> PluginHost:
@@ -96,45 +102,33 @@ def build_scheduler(
 def build_engine(settings: Settings, host: PluginHost, *, progress: bool = True) -> Engine:
     """Load the model onto its device and size the KV pool; see ``build_scheduler`` for errors."""
     began = time.perf_counter()
-    if settings.parallel.tensor_parallel_size != 1:
-        raise SettingsError(
-            f"parallel.tensor_parallel_size={settings.parallel.tensor_parallel_size}: this version "
-            "runs on one device; set it to 1"
-        )
-    device = resolve_device(settings.engine.device)
-    if settings.engine.num_threads is not None:
-        torch.set_num_threads(settings.engine.num_threads)
-    source = _open_model(settings, host)
-    config = source.config
-    dtype = resolve_dtype(settings.model.dtype, config.dtype, device)
-    max_seq_len = _max_seq_len(settings, config)
-    communicator = SingleCommunicator()
-    query = backend_query(settings, config, device, dtype, communicator)
-    pool, pool_rows = _create_pool(settings, host, config, query, device, dtype)
+    site = _survey(settings, host)
+    pool, pool_rows = _create_pool(site)
     chosen = select_attention(
-        host, query, settings.attention.backend, settings.backend_options
+        host, site.query, settings.attention.backend, settings.backend_options
     )
-    attention = _create_attention(settings, config, pool, chosen, max_seq_len)
-    moe, moe_rows = _create_moe(settings, host, config, query, device, dtype)
+    attention = _create_attention(site, pool, chosen)
+    moe, moe_rows = _create_moe(site)
     log_decisions([*chosen.table, *moe_rows, *pool_rows])
     context = BuildContext(
-        device=device,
-        dtype=dtype,
-        communicator=communicator,
-        ops=select_ops(host, query),
+        device=site.device,
+        dtype=site.dtype,
+        communicator=SingleCommunicator(),
+        ops=select_ops(host, site.query),
         attention=attention,
         moe=moe,
         kv_pool=pool,
-        max_seq_len=max_seq_len,
+        max_seq_len=site.max_seq_len,
     )
-    model = _build_model(settings, source, context, progress=progress)
-    plan = _plan_pool(settings, model, pool, max_seq_len)
+    model = _build_model(site, context, progress=progress)
+    plan = _plan_pool(site, model, pool)
     pool.allocate(plan.num_pages + 1)
-    logger.info("memory of %s:\n%s", device, plan.table())
-    info = _engine_info(settings, source, plan, query, max_seq_len, chosen)
-    engine = Engine(model, attention, info, device)
+    logger.info("memory of %s:\n%s", site.device, plan.table())
+    mixed = chosen.prefill.capabilities.mixed_batches
+    engine = Engine(model, attention, _engine_info(site, plan, mixed=mixed), site.device)
     engine.warm_up()
-    logger.info("%s is ready after %.1f s", info.architecture, time.perf_counter() - began)
+    took = time.perf_counter() - began
+    logger.info("%s is ready after %.1f s", site.config.architecture, took)
     return engine
 
 
@@ -170,51 +164,46 @@ def resolve_dtype(name: str, of_checkpoint: str, device: torch.device) -> torch.
     return dtype
 
 
-def backend_query(
-    settings: Settings,
-    config: ModelConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    communicator: Communicator,
-) -> BackendQuery:
-    """Return what backends are asked whether they can run."""
-    q_heads, kv_heads = shard_heads(
-        config.num_q_heads, config.num_kv_heads, communicator.rank, communicator.size
-    )
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    name = str(dtype).removeprefix("torch.")
-    return BackendQuery(
-        device=device.type,
-        compute_capability=capability,
-        dtype=name,
-        kv_dtype=name,
-        page_size=settings.cache.page_size,
-        num_q_heads=len(q_heads),
-        num_kv_heads=len(kv_heads),
-        head_dim=config.head_dim,
-        sliding_window=any(window is not None for window in config.sliding_windows),
-        num_experts=config.moe.num_experts if config.moe else 0,
-        tensor_parallel_size=communicator.size,
-    )
-
-
-def _open_model(settings: Settings, host: PluginHost) -> _Model:
+def _survey(settings: Settings, host: PluginHost) -> _Site:
+    """Find the model and decide where and in what it runs."""
+    if settings.parallel.tensor_parallel_size != 1:
+        raise SettingsError(
+            f"parallel.tensor_parallel_size={settings.parallel.tensor_parallel_size}: this version "
+            "runs on one device; set it to 1"
+        )
     if settings.model.path is None:
         raise SettingsError(
             "no model is named; give one with --model (a local folder, a .gguf file, a hub id, or "
             "package:NAME)"
         )
+    device = resolve_device(settings.engine.device)
+    if settings.engine.num_threads is not None:
+        torch.set_num_threads(settings.engine.num_threads)
     path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
     checkpoint = open_checkpoint(path, settings.model.load_format)
     record = host.model_for(checkpoint.architectures)
-    config: ModelConfig = _lazy(record.config_reader)(checkpoint.hf_config)
-    return _Model(checkpoint, config, record)
-
-
-def _lazy(reference: str) -> Any:
-    """Import what ``"module:name"`` means."""
-    module, _, name = reference.partition(":")
-    return getattr(import_module(module), name)
+    config: ModelConfig = load_object(record.config_reader)(checkpoint.hf_config)
+    dtype = resolve_dtype(settings.model.dtype, config.dtype, device)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    dtype_name = str(dtype).removeprefix("torch.")
+    return _Site(
+        settings=settings,
+        host=host,
+        checkpoint=checkpoint,
+        record=record,
+        config=config,
+        device=device,
+        dtype=dtype,
+        max_seq_len=_max_seq_len(settings, config),
+        query=build_query(
+            config,
+            device=device.type,
+            compute_capability=capability,
+            dtype=dtype_name,
+            kv_dtype=dtype_name,
+            page_size=settings.cache.page_size,
+        ),
+    )
 
 
 def _max_seq_len(settings: Settings, config: ModelConfig) -> int:
@@ -229,44 +218,34 @@ def _max_seq_len(settings: Settings, config: ModelConfig) -> int:
     return wanted
 
 
-def _create_pool(
-    settings: Settings,
-    host: PluginHost,
-    config: ModelConfig,
-    query: BackendQuery,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[KVCachePool, tuple[Decision, ...]]:
+def _create_pool(site: _Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
+    settings = site.settings
     spec = KVPoolSpec(
-        num_layers=config.num_layers,
-        num_kv_heads=query.num_kv_heads,
-        head_dim=config.head_dim,
-        page_size=query.page_size,
-        dtype=dtype,
-        device=device,
+        num_layers=site.config.num_layers,
+        num_kv_heads=site.query.num_kv_heads,
+        head_dim=site.config.head_dim,
+        page_size=site.query.page_size,
+        dtype=site.dtype,
+        device=site.device,
     )
-    chosen = select_kv_pool(host, query, settings.cache.pool, settings.backend_options)
+    chosen = select_kv_pool(site.host, site.query, settings.cache.pool, settings.backend_options)
     return chosen.record.create(spec, chosen.settings), chosen.table
 
 
 def _create_attention(
-    settings: Settings,
-    config: ModelConfig,
-    pool: KVCachePool,
-    chosen: AttentionSelection,
-    max_seq_len: int,
+    site: _Site, pool: KVCachePool, chosen: AttentionSelection
 ) -> AttentionBackend:
     context = AttentionContext(
-        device=pool.spec.device,
-        dtype=pool.spec.dtype,
-        num_q_heads=config.num_q_heads,
-        num_kv_heads=pool.spec.num_kv_heads,
-        head_dim=config.head_dim,
-        num_layers=config.num_layers,
-        page_size=pool.spec.page_size,
+        device=site.device,
+        dtype=site.dtype,
+        num_q_heads=site.query.num_q_heads,
+        num_kv_heads=site.query.num_kv_heads,
+        head_dim=site.config.head_dim,
+        num_layers=site.config.num_layers,
+        page_size=site.query.page_size,
         kv_pool=pool,
-        max_running_requests=settings.scheduler.max_running_requests,
-        max_seq_len=max_seq_len,
+        max_running_requests=site.settings.scheduler.max_running_requests,
+        max_seq_len=site.max_seq_len,
     )
     prefill = chosen.prefill.create(context, chosen.prefill_settings)
     if chosen.decode is chosen.prefill:
@@ -274,60 +253,50 @@ def _create_attention(
     return HybridBackend(prefill, chosen.decode.create(context, chosen.decode_settings))
 
 
-def _create_moe(
-    settings: Settings,
-    host: PluginHost,
-    config: ModelConfig,
-    query: BackendQuery,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
-    if config.moe is None:
+def _create_moe(site: _Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
+    settings, moe = site.settings, site.config.moe
+    if moe is None:
         return None, ()
-    chosen = select_moe(host, query, settings.moe.backend, settings.backend_options)
-    scheduler = settings.scheduler
+    chosen = select_moe(site.host, site.query, settings.moe.backend, settings.backend_options)
     context = MoeContext(
-        device=device,
-        dtype=dtype,
-        num_experts=config.moe.num_experts,
-        top_k=config.moe.top_k,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.moe.intermediate_size // query.tensor_parallel_size,
-        activation=config.activation,
-        max_num_tokens=scheduler.max_prefill_tokens + scheduler.max_running_requests,
+        device=site.device,
+        dtype=site.dtype,
+        num_experts=moe.num_experts,
+        top_k=moe.top_k,
+        hidden_size=site.config.hidden_size,
+        intermediate_size=shard_size(moe.intermediate_size, site.query.tensor_parallel_size),
+        activation=site.config.activation,
+        max_num_tokens=settings.scheduler.max_prefill_tokens
+        + settings.scheduler.max_running_requests,
     )
     return chosen.record.create(context, chosen.settings), chosen.table
 
 
-def _build_model(
-    settings: Settings, source: _Model, context: BuildContext, *, progress: bool
-) -> BaseLLMModel:
-    create: Callable[[ModelConfig, BuildContext], BaseLLMModel] = _lazy(source.record.model)
-    model = create(source.config, context)
-    if settings.model.load_format == "dummy":
-        fill_dummy(model, settings.engine.seed)
+def _build_model(site: _Site, context: BuildContext, *, progress: bool) -> BaseLLMModel:
+    create: Callable[[ModelConfig, BuildContext], BaseLLMModel] = load_object(site.record.model)
+    model = create(site.config, context)
+    if site.settings.model.load_format == "dummy":
+        fill_dummy(model, site.settings.engine.seed)
     else:
-        load_weights(model, source.checkpoint, progress=progress)
+        load_weights(model, site.checkpoint, progress=progress)
     return model
 
 
-def _plan_pool(
-    settings: Settings, model: BaseLLMModel, pool: KVCachePool, max_seq_len: int
-) -> MemoryPlan:
-    spec, cache = pool.spec, settings.cache
+def _plan_pool(site: _Site, model: BaseLLMModel, pool: KVCachePool) -> MemoryPlan:
+    settings, spec = site.settings, pool.spec
     plan = plan_memory(
         measure(spec.device),
         fraction=settings.engine.memory_fraction,
         weights=sum(weight.tensor.nbytes for weight in model.weights()),
         bytes_per_page=type(pool).bytes_per_page(spec),
         page_size=spec.page_size,
-        num_pages=cache.num_pages,
-        max_useful_tokens=max_seq_len * settings.scheduler.max_running_requests,
+        num_pages=settings.cache.num_pages,
+        max_useful_tokens=site.max_seq_len * settings.scheduler.max_running_requests,
         in_main_memory=spec.device.type == "cpu",
     )
     wanted = settings.model.max_seq_len
     if wanted is not None and plan.num_pages * spec.page_size + 1 < wanted:
-        raise SettingsError(
+        raise DoesNotFitError(
             f"model.max_seq_len={wanted} needs {-(-wanted // spec.page_size)} pages, but the KV "
             f"pool has {plan.num_pages} of {spec.page_size} tokens; lower model.max_seq_len, or "
             "raise cache.num_pages or engine.memory_fraction"
@@ -335,42 +304,34 @@ def _plan_pool(
     return plan
 
 
-def _engine_info(
-    settings: Settings,
-    source: _Model,
-    plan: MemoryPlan,
-    query: BackendQuery,
-    max_seq_len: int,
-    chosen: AttentionSelection,
-) -> EngineInfo:
+def _engine_info(site: _Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
     in_pool = plan.num_pages * plan.page_size + 1
-    if in_pool < max_seq_len:
+    if in_pool < site.max_seq_len:
         logger.warning(
             "requests are limited to %d tokens: the KV pool holds no more, although the model "
             "allows %d (cache.num_pages, engine.memory_fraction)",
             in_pool,
-            max_seq_len,
+            site.max_seq_len,
         )
-    vocab_size = source.config.vocab_size
-    eos = tuple(source.checkpoint.eos_token_ids)
+    vocab_size, eos = site.config.vocab_size, tuple(site.checkpoint.eos_token_ids)
     if any(not 0 <= token < vocab_size for token in eos):
         raise ModelLoadError(
-            f"{source.checkpoint.path} lists the end-of-sequence ids {eos}, which do not all lie "
+            f"{site.checkpoint.path} lists the end-of-sequence ids {eos}, which do not all lie "
             f"in its vocabulary of {vocab_size} tokens; mend generation_config.json"
         )
-    on_cpu = query.device == "cpu"
+    on_cpu = site.device.type == "cpu"
     return EngineInfo(
-        architecture=source.config.architecture,
-        device=query.device,
-        dtype=query.dtype,
+        architecture=site.config.architecture,
+        device=str(site.device),
+        dtype=site.query.dtype,
         vocab_size=vocab_size,
         eos_token_ids=eos,
-        max_seq_len=min(max_seq_len, in_pool),
-        max_running_requests=settings.scheduler.max_running_requests,
+        max_seq_len=min(site.max_seq_len, in_pool),
+        max_running_requests=site.settings.scheduler.max_running_requests,
         page_size=plan.page_size,
         num_pages=plan.num_pages,
         # One pass reads the weights once; on a GPU decode rows replay a graph of their own.
-        mixed_launches=on_cpu and chosen.prefill.capabilities.mixed_batches,
+        mixed_launches=on_cpu and mixed,
         asynchronous=not on_cpu,
     )
 

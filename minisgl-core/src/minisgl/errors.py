@@ -10,13 +10,13 @@ MinisglError                       1
 ├── DoesNotFitError                5   not enough memory for the model or for one request
 ├── PortInUseError                 6   the HTTP port is taken
 ├── WorkerDiedError                7   a process of the server died or hung
-└── RequestError                   -   one request is refused or failed; carries HTTP status and field
+└── RequestError                   -   one request is refused or failed; has a status and field
 
 A message says what is wrong, the value found, what is allowed, and what to type instead.
 """
 
-from difflib import get_close_matches
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class MinisglError(Exception):

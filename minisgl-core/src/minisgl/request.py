@@ -69,31 +69,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _normalise_sequences(self)
-        for name, value, allowed, fine in (
-            ("max_tokens", self.max_tokens, "at least 1", _opt_int(self.max_tokens, 1)),
-            ("temperature", self.temperature, "a number from 0 to 100", _real(self.temperature, 0, 100)),
-            ("top_k", self.top_k, "-1 (all) or at least 1", _int(self.top_k, -1)),
-            ("top_p", self.top_p, "above 0 and at most 1", _real(self.top_p, 0, 1) and self.top_p > 0),
-            ("min_p", self.min_p, "from 0 to 1", _real(self.min_p, 0, 1)),
-            ("seed", self.seed, f"a whole number from 0 to {MAX_SEED}", _opt_int(self.seed, 0, MAX_SEED)),
-            ("min_tokens", self.min_tokens, "at least 0", _int(self.min_tokens, 0)),
+        _make_tuples(self)
+        for name, fine, allowed in (
+            ("max_tokens", _optional(_whole(self.max_tokens, 1), self.max_tokens), "at least 1"),
+            ("temperature", _real(self.temperature, 0, 100), "a number from 0 to 100"),
+            ("top_k", _whole(self.top_k, -1), "-1 or 0 (all), or at least 1"),
+            ("top_p", _real(self.top_p, 0, 1) and self.top_p > 0, "above 0 and at most 1"),
+            ("min_p", _real(self.min_p, 0, 1), "from 0 to 1"),
             (
-                "stop",
-                self.stop,
-                f"at most {MAX_STOP_STRINGS} non-empty strings",
-                len(self.stop) <= MAX_STOP_STRINGS and all(isinstance(s, str) and s for s in self.stop),
+                "seed",
+                _optional(_whole(self.seed, 0, MAX_SEED), self.seed),
+                f"a whole number from 0 to {MAX_SEED}",
             ),
+            ("min_tokens", _whole(self.min_tokens, 0), "at least 0"),
+            ("stop", _strings(self.stop), f"at most {MAX_STOP_STRINGS} non-empty strings"),
             (
                 "stop_token_ids",
-                self.stop_token_ids,
-                f"at most {MAX_STOP_TOKEN_IDS} token ids",
                 len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS
-                and all(_int(t, 0, 2**31 - 1) for t in self.stop_token_ids),
+                and all(_whole(token, 0) for token in self.stop_token_ids),
+                f"at most {MAX_STOP_TOKEN_IDS} token ids",
             ),
         ):
             if not fine:
-                raise RequestError(f"{name} must be {allowed}, got {value!r}", param=name)
+                value = _shortened(getattr(self, name))
+                raise RequestError(f"{name} must be {allowed}, got {value}", param=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
@@ -106,23 +105,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0 or self.top_k == 1
 
 
-def _normalise_sequences(params: SamplingParams) -> None:
-    """Accept ``stop="x"`` and lists for the two tuple fields, as users type them."""
-    stop = params.stop
-    if isinstance(stop, str):
-        msgspec.structs.force_setattr(params, "stop", (stop,))
-    elif not isinstance(stop, tuple):
-        msgspec.structs.force_setattr(params, "stop", tuple(stop or ()))
-    if not isinstance(params.stop_token_ids, tuple):
-        msgspec.structs.force_setattr(params, "stop_token_ids", tuple(params.stop_token_ids or ()))
+def _make_tuples(params: SamplingParams) -> None:
+    """Accept ``stop="x"``, lists and ``None`` for the two tuple fields, as users type them."""
+    if isinstance(params.stop, str):
+        msgspec.structs.force_setattr(params, "stop", (params.stop,))
+    for name in ("stop", "stop_token_ids"):
+        value = getattr(params, name)
+        if value is None or isinstance(value, list):
+            msgspec.structs.force_setattr(params, name, tuple(value or ()))
+        elif not isinstance(value, tuple):
+            raise RequestError(f"{name} must be a list, got {_shortened(value)}", param=name)
 
 
-def _int(value: object, low: int, high: int = 2**31 - 1) -> bool:
+def _whole(value: object, low: int, high: int = 2**31 - 1) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-def _opt_int(value: object, low: int, high: int = 2**31 - 1) -> bool:
-    return value is None or _int(value, low, high)
+def _optional(fine: bool, value: object) -> bool:
+    return fine or value is None
 
 
 def _real(value: object, low: float, high: float) -> bool:
@@ -132,6 +132,15 @@ def _real(value: object, low: float, high: float) -> bool:
         and math.isfinite(value)
         and low <= value <= high
     )
+
+
+def _strings(values: tuple[object, ...]) -> bool:
+    return len(values) <= MAX_STOP_STRINGS and all(isinstance(s, str) and s for s in values)
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-
 from minisgl.message import (
     AbortRequest,
     BackendMessage,

@@ -291,3 +291,10 @@ def test_disabling_what_is_not_installed_warns_with_the_nearest(plugin_site, cap
 def test_core_cannot_be_disabled(plugin_site):
     with pytest.raises(PluginError, match="'minisgl-core', which cannot be disabled"):
         plugin_site.load(disabled=["minisgl-core"])
+
+
+def test_a_failure_of_core_is_fatal_whatever_else_fails(plugin_site):
+    plugin_site.add("aaa", "import nothing_so_called")
+    plugin_site.add("acme-thief", "", entry_points=["a = minisgl.plugins.builtin"])
+    with pytest.raises(PluginError, match=r"minisgl-core 0\.1\.0 \(register: "):
+        plugin_site.load()

@@ -1,16 +1,16 @@
 """The detokenizer: exact text, exact counts, one terminal event a request, no state left over."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.text_tokenizers import IM_END_ID, byte_level, sentencepiece
-
 from minisgl.message import ErrorReply, Failure, StopFound, StreamStart, TextReply, TokenBatch
 from minisgl.request import SamplingParams
 from minisgl.tokenizer.detokenizer import Detokenizer
+from support.text_tokenizers import IM_END_ID, byte_level, sentencepiece
 
 TOKENIZER = byte_level()
 PIECES = sentencepiece()
@@ -89,7 +89,7 @@ def test_text_and_tokens_are_whole_for_any_grouping_into_steps(text, data) -> No
     token_ids = ids(text)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(token_ids)), max_size=6)))
     bounds = [0, *cuts, len(token_ids)]
-    groups = [token_ids[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    groups = [token_ids[a:b] for a, b in pairwise(bounds)]
     driver = Driver().feed(*groups)
     assert driver.text == text
     assert driver.token_ids == token_ids
@@ -251,9 +251,7 @@ def test_many_requests_in_one_step_keep_their_texts_apart() -> None:
     got = dict.fromkeys(texts, "")
     for position in range(width):
         tokens = [
-            (uid, ids(text)[position])
-            for uid, text in texts.items()
-            if position < len(ids(text))
+            (uid, ids(text)[position]) for uid, text in texts.items() if position < len(ids(text))
         ]
         ends = [(uid, "length") for uid, t in texts.items() if position == len(ids(t)) - 1]
         step = batch(tokens, started=starts if position == 0 else [], ends=ends)

@@ -3,10 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.text_tokenizers import byte_level, sentencepiece
-
 from minisgl.errors import RequestError
 from minisgl.tokenizer.encoding import PromptEncoder
+from support.text_tokenizers import byte_level, sentencepiece
 
 TOKENIZER = byte_level()
 ENCODER = PromptEncoder(TOKENIZER, vocab_size=300)
@@ -132,7 +131,10 @@ def test_template_variables_cannot_be_options_of_the_call(name) -> None:
         ({"role": "user", "content": []}, "messages[0].content"),
         ({"role": "user", "content": ["x"]}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            "messages[0].content",
+        ),
         ({"content": "x"}, "messages[0].role"),
         ({"role": 5, "content": "x"}, "messages[0].role"),
         ({}, "messages[0].role"),

@@ -3,9 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.text_tokenizers import byte_level, sentencepiece
-
 from minisgl.tokenizer.incremental import REPLACEMENT, TextDecoder
+from support.text_tokenizers import byte_level, sentencepiece
 
 TOKENIZERS = {"byte_level": byte_level(), "sentencepiece": sentencepiece()}
 DECODERS = {name: TextDecoder(tokenizer) for name, tokenizer in TOKENIZERS.items()}

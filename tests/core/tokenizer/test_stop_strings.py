@@ -2,7 +2,6 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from minisgl.tokenizer.stop_strings import StopFinder
 
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -79,7 +78,9 @@ def test_stop_strings_that_end_too_early_do_not_count(early, late, stops) -> Non
     assert sent + rest + finder.held == (text if where is None else text[: where[0]])
 
 
-@given(seen=st.text(alphabet="ab", max_size=6), ahead=st.text(alphabet="ab", max_size=5), stops=STOPS)
+@given(
+    seen=st.text(alphabet="ab", max_size=6), ahead=st.text(alphabet="ab", max_size=5), stops=STOPS
+)
 @settings(max_examples=300, deadline=None)
 def test_looking_ahead_agrees_with_reading_on(seen, ahead, stops) -> None:
     finder = StopFinder(stops, include=False)

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from support.text_tokenizers import byte_level
-
 from minisgl.message import ErrorReply, GenerateRequest, TokenizeRequest
 from minisgl.request import SamplingParams
 from minisgl.tokenizer.encoding import PromptEncoder
 from minisgl.tokenizer.worker import tokenize
+from support.text_tokenizers import byte_level
 
 PARAMS = SamplingParams(max_tokens=3)
 ENCODER = PromptEncoder(byte_level())

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +15,7 @@ from minisgl.request import SamplingParams
 from minisgl.settings import ResolvedSettings
 
 if TYPE_CHECKING:
-    from minisgl.llm import LLM
+    from minisgl.llm import LLM, GenerationChunk
 
 COMMANDS: Final = {
     "/reset": "forget the conversation",
@@ -104,7 +104,7 @@ class Shell:
         try:
             with (
                 _interrupt_flag() as interrupted,
-                contextlib.closing(self._llm.stream(self.messages, self._params)) as chunks,
+                contextlib.closing(self._stream()) as chunks,
             ):
                 for chunk in chunks:
                     print(chunk.text, end="", flush=True)
@@ -118,6 +118,10 @@ class Shell:
             return
         print()
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    def _stream(self) -> "Generator[GenerationChunk, None, None]":
+        """Yield the answer; closing this aborts it."""
+        yield from self._llm.stream(self.messages, self._params)
 
 
 @contextlib.contextmanager

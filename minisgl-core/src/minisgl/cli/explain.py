@@ -55,6 +55,9 @@ def _query(settings: Settings, host: PluginHost, capability: str | None) -> Back
     """Ask for what ``serve`` would ask for, from the model's configuration alone."""
     if settings.model.path is None:
         raise SettingsError("explain needs a model: give --model PATH_OR_ID.")
+    import torch
+
+    from minisgl.bootstrap import resolve_dtype
     from minisgl.models.checkpoint import open_checkpoint
 
     path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
@@ -62,7 +65,8 @@ def _query(settings: Settings, host: PluginHost, capability: str | None) -> Back
     record = host.model_for(checkpoint.architectures)
     config = load_object(record.config_reader)(checkpoint.hf_config)
     device, found = _device(settings.engine.device)
-    dtype = config.dtype if settings.model.dtype == "auto" else settings.model.dtype
+    resolved = resolve_dtype(settings.model.dtype, config.dtype, torch.device(device))
+    dtype = str(resolved).removeprefix("torch.")
     return build_query(
         config,
         device=device,

@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     """Serve until a signal stops the server; return its exit code."""
     if args.shell:
-        from minisgl.cli import chat
+        from minisgl.cli.chat import run as run_chat
 
-        return chat.run(args, resolved)
+        return run_chat(args, resolved)
     from minisgl.server.supervisor import serve
 
     return serve(resolved.settings, announce=_announce)

@@ -1,0 +1,1 @@
+"""One engine a device: plans in, launches on the device, sampled tokens out."""

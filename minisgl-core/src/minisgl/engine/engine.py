@@ -79,9 +79,7 @@ class Engine:
         self.info = info
         self._model = model
         self._attention = attention
-        self._state = RowState(
-            info.max_running_requests, info.max_seq_len, info.page_size, device
-        )
+        self._state = RowState(info.max_running_requests, info.max_seq_len, info.page_size, device)
         self._next_plan = 0
 
     def forward_batch(self, plan: BatchPlan) -> StepHandle:

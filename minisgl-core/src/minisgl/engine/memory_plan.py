@@ -46,14 +46,14 @@ class MemoryPlan:
     def table(self) -> str:
         """Return the plan as aligned text."""
         pool = (self.num_pages + 1) * self.bytes_per_page
+        num_tokens = self.num_pages * self.page_size
         rows = (
             ("device memory", self.total, ""),
             ("in use", self.used, f"of which weights {self.weights / 2**30:.2f} GiB"),
             (
                 "KV pool",
                 pool,
-                f"{self.num_pages} pages of {self.page_size} tokens = "
-                f"{self.num_pages * self.page_size} tokens",
+                f"{self.num_pages} pages of {self.page_size} = {num_tokens} tokens",
             ),
             ("left", self.total - self.used - pool, ""),
         )

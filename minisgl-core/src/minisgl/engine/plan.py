@@ -19,7 +19,7 @@ ROW_PARAMS = np.dtype(
         ("seed", np.int64),
     ]
 )
-"""Sampling parameters of a row with a new owner; a temperature of 0 is greedy, a top_k of 0 is all."""
+"""Sampling parameters of a row with a new owner; temperature 0 is greedy, top_k 0 is all."""
 
 IntArray = npt.NDArray[np.int32]
 

@@ -26,7 +26,9 @@ class RowState:
         device: where the tensors live.
     """
 
-    def __init__(self, num_rows: int, max_seq_len: int, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, max_seq_len: int, page_size: int, device: torch.device
+    ) -> None:
         rows, width = num_rows + 1, -(-max_seq_len // page_size)
         self.device = device
         self.page_table = torch.zeros((rows, width), dtype=torch.int32, device=device)

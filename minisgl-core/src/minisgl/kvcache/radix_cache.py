@@ -175,7 +175,7 @@ class RadixPrefixCache(PrefixCache):
         return equal // self.page_size
 
     def _split(self, node: _Node, num_pages: int) -> _Node:
-        """Cut an edge after ``num_pages``; ``node`` stays the lower part, its new parent returns."""
+        """Cut an edge after ``num_pages``; ``node`` stays the lower part; returns the upper one."""
         assert 0 < num_pages < len(node.pages)
         assert node.parent is not None
         cut = num_pages * self.page_size

@@ -133,7 +133,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _chunks(self, uid: int, replies: deque[TextReply | ErrorReply]) -> Iterator[GenerationChunk]:
+    def _chunks(
+        self, uid: int, replies: deque[TextReply | ErrorReply]
+    ) -> Iterator[GenerationChunk]:
         try:
             while True:
                 while not replies:

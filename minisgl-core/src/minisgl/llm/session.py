@@ -140,9 +140,7 @@ class Session:
             self._reply(ErrorReply(uid, f"the engine failed: {error}", status=500))
 
 
-def to_settings(
-    model: str | None, settings: Settings | None, keywords: dict[str, Any]
-) -> Settings:
+def to_settings(model: str | None, settings: Settings | None, keywords: dict[str, Any]) -> Settings:
     """Return the settings that an LLM class was given: ready-made, or as keywords.
 
     Raises:

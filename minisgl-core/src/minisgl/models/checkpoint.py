@@ -77,21 +77,21 @@ def open_checkpoint(path: Path, load_format: str) -> Checkpoint:
             f"{str(path)!r} is not a folder with a checkpoint; allowed: a folder with config.json "
             "and *.safetensors, or a .gguf file"
         )
-    files = () if load_format == "dummy" else _find_safetensors(path)
-    return SafetensorsCheckpoint(path, files)
+    return SafetensorsCheckpoint(path, with_weights=load_format != "dummy")
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A folder with ``config.json`` and safetensors files; none of them for dummy weights."""
+    """A folder with ``config.json`` and safetensors files, which dummy weights do not need."""
 
-    def __init__(self, path: Path, files: tuple[Path, ...]) -> None:
+    def __init__(self, path: Path, *, with_weights: bool = True) -> None:
         self.path = path
         self.hf_config = load_hf_config(path)
         self.architectures = architectures_of(self.hf_config, path)
         self.eos_token_ids = _eos_token_ids(path, self.hf_config)
+        files = _find_safetensors(path) if with_weights else ()
         self._names = [(file, _names_in(file)) for file in files]
         quantization = getattr(self.hf_config, "quantization_config", None)
-        if files and quantization:
+        if with_weights and quantization:
             method = dict(quantization).get("quant_method")
             raise ModelLoadError(
                 f"{path} is quantized (quant_method={method!r}), which is not supported for "

@@ -122,7 +122,7 @@ class GGUFFile:
             block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
         except ValueError as error:
             raise ModelLoadError(
-                f"{name} in {self.path} has the type number {tensor.kind}, which the installed gguf "
+                f"{name} in {self.path} has the type number {tensor.kind}, which the gguf "
                 "package does not know: pip install -U gguf"
             ) from error
         *outer, row = tensor.shape

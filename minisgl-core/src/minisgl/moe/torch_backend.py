@@ -28,7 +28,7 @@ class TorchMoeBackend(MoeBackend):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = weights.to(hidden.dtype)
         out = torch.zeros_like(hidden)
-        for expert in chosen.unique().tolist():
+        for expert in sorted(set(chosen.flatten().tolist())):
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
             gate, up = F.linear(hidden[tokens], gate_up[expert]).chunk(2, dim=-1)
             part = F.linear(self._act(gate) * up, down[expert])

@@ -3,16 +3,20 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 
 from packaging.utils import canonicalize_name
-
-import minisgl
 
 GROUP = "minisgl"
 CORE = "minisgl-core"
 
 logger = logging.getLogger(__name__)
+
+
+def core_version() -> str:
+    """Return the version of the core that runs; metadata of an editable install may lag behind."""
+    version: str = import_module("minisgl").__version__
+    return version
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ def find_candidates() -> list[Candidate]:
     Of several copies of one distribution on ``sys.path`` the first counts, as it does for
     ``import`` and for ``importlib.metadata``. Core itself is always among them, installed or not.
     """
-    core = Candidate(CORE, minisgl.__version__, (), ("minisgl.plugins.builtin",))
+    core = Candidate(CORE, core_version(), (), ("minisgl.plugins.builtin",))
     found = {CORE: core}
     seen: set[str] = set()
     for candidate in _candidates(seen):

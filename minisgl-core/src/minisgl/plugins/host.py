@@ -268,7 +268,7 @@ def load_plugins(disabled: Collection[str] = (), strict: bool = False) -> Plugin
             if manager.has_plugin(candidate.distribution):
                 manager.unregister(name=candidate.distribution)
             failures.append(_remember(candidate, error))
-    if failures and (strict or failures[0].distribution == CORE):
+    if failures and (strict or any(failure.distribution == CORE for failure in failures)):
         causes = "".join(f"\n  {failure}. {failure.hint}" for failure in failures)
         raise PluginError(f"{len(failures)} plugin(s) failed to load:{causes}")
     return PluginHost(loaded, failures, [c for c in candidates if c.distribution in blocked])

@@ -16,9 +16,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
-import minisgl
 from minisgl.errors import nearest
-from minisgl.plugins.discovery import CORE, Candidate
+from minisgl.plugins.discovery import CORE, Candidate, core_version
 from minisgl.plugins.failure import LoadError, describe_error
 from minisgl.plugins.hookspecs import HookSpecs
 from minisgl.plugins.records import (
@@ -112,10 +111,10 @@ def _check_version(candidate: Candidate) -> None:
             continue
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        if not requirement.specifier.contains(minisgl.__version__, prereleases=True):
+        if not requirement.specifier.contains(core_version(), prereleases=True):
             raise LoadError(
                 "version",
-                f"it needs {CORE}{requirement.specifier}, installed is {minisgl.__version__}",
+                f"it needs {CORE}{requirement.specifier}, installed is {core_version()}",
                 f"Install a matching pair: pip install -U {CORE} {candidate.distribution}",
             )
 

@@ -14,15 +14,24 @@ def build_query(
     page_size: int,
     tensor_parallel_size: int = 1,
 ) -> BackendQuery:
-    """Return what one rank's backends must run on; arguments as ``BackendQuery`` describes them."""
+    """Return what one rank's backends must run on; arguments as ``BackendQuery`` describes them.
+
+    Raises:
+        SettingsError: the heads cannot be shared out over so many ranks.
+    """
+    from minisgl.layers.base import shard_heads
+
+    q_heads, kv_heads = shard_heads(
+        config.num_q_heads, config.num_kv_heads, rank=0, size=tensor_parallel_size
+    )
     return BackendQuery(
         device=device,
         compute_capability=compute_capability,
         dtype=dtype,
         kv_dtype=kv_dtype,
         page_size=page_size,
-        num_q_heads=config.num_q_heads // tensor_parallel_size,
-        num_kv_heads=max(1, config.num_kv_heads // tensor_parallel_size),
+        num_q_heads=len(q_heads),
+        num_kv_heads=len(kv_heads),
         head_dim=config.head_dim,
         sliding_window=any(window is not None for window in config.sliding_windows),
         num_experts=config.moe.num_experts if config.moe is not None else 0,

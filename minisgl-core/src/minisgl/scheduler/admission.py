@@ -15,7 +15,9 @@ def validate(request: GenerateRequest, info: EngineInfo) -> int:
     """
     prompt, params = request.prompt, request.params
     _check_token_ids(prompt, info.vocab_size, "prompt")
-    _check_token_ids(np.array(params.stop_token_ids, dtype=np.int64), info.vocab_size, "stop_token_ids")
+    _check_token_ids(
+        np.array(params.stop_token_ids, dtype=np.int64), info.vocab_size, "stop_token_ids"
+    )
     num_prompt = len(prompt)
     if not num_prompt:
         raise RequestError("prompt must have at least one token, got an empty one", param="prompt")

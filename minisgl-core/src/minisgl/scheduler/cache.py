@@ -8,6 +8,7 @@ from minisgl.kvcache.interface import PrefixCache
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
 
+
 class CacheManager:
     """Owns every page of the pool except the dummy page 0.
 

@@ -34,9 +34,7 @@ class LaunchBuilder:
         self._eos = frozenset(eos_token_ids)
         self._mixed = mixed
 
-    def build(
-        self, rows: npt.NDArray[np.int32], chunks: Sequence[Chunk]
-    ) -> tuple[LaunchPlan, ...]:
+    def build(self, rows: npt.NDArray[np.int32], chunks: Sequence[Chunk]) -> tuple[LaunchPlan, ...]:
         """Return the launches: decode rows first; one that would be empty is left out."""
         if self._mixed or not len(rows) or not chunks:
             return (self._launch(rows, chunks),)

@@ -67,7 +67,9 @@ class StepEngine(Protocol):
 class Observers(Protocol):
     """Who is told about finished steps and requests."""
 
-    has_step_observers: bool
+    @property
+    def has_step_observers(self) -> bool:
+        """Whether anybody wants ``step_finished``."""
 
     def step_finished(self, stats: StepStats) -> None:
         """Take note of a step."""
@@ -274,7 +276,7 @@ class Scheduler:
     # Choosing
 
     def _launch_step(self) -> _InFlight | None:
-        """Choose rows and chunks, make a plan and launch it; ``None`` if there is nothing to run."""
+        """Choose rows and chunks, and launch them; ``None`` if there is nothing to run."""
         began = time.perf_counter()
         self._make_room_for_decode()
         num_rows = len(self._decode.launchable())
@@ -431,13 +433,13 @@ class Scheduler:
         """Share what the prompt chunks of a processed launch computed."""
         for place in range(launch.num_decode_rows, len(launch.rows)):
             request = self.table.owner(launch.rows[place])
-            if request.terminal is not None or request.retracting:
+            if request.terminal is not None:
                 continue
-            self.cache.cache_prefix(request)
             if launch.sampled[place]:
                 self._output.announce(request)
-                if request.first_token is None:
-                    request.first_token = time.monotonic()
+                request.first_token = request.first_token or time.monotonic()
+            if not request.retracting:
+                self.cache.cache_prefix(request)
 
     def _fail_step(self, launches: tuple[LaunchPlan, ...], error: Exception) -> None:
         """End every request of a failed step with an error; the others go on."""

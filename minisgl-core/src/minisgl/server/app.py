@@ -4,13 +4,13 @@ import hmac
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import minisgl
 from minisgl.errors import RequestError
 from minisgl.request import SamplingParams
 from minisgl.server.client import EngineClient, Prompt
@@ -96,7 +96,7 @@ class ApiKeyMiddleware:
 
 def create_app(client: EngineClient, model: ServedModel, *, api_key: str | None = None) -> FastAPI:
     """Return the application; every error it answers has OpenAI's form."""
-    app = FastAPI(title="minisgl", version=minisgl.__version__)
+    app = FastAPI(title="minisgl", version=version("minisgl-core"))
     install_error_handlers(app)
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)
@@ -114,8 +114,8 @@ def _add_status_routes(app: FastAPI, client: EngineClient, model: ServedModel) -
         return JSONResponse({"status": "ok"})
 
     @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": minisgl.__version__}
+    async def package_version() -> dict[str, str]:
+        return {"version": version("minisgl-core")}
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

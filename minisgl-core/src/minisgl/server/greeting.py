@@ -2,8 +2,8 @@
 
 import json
 import shlex
-
-from minisgl import __version__
+from importlib.metadata import version
+from typing import Any
 
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - read, not bound
 
@@ -21,7 +21,7 @@ def greeting(host: str, port: int, model: str, *, has_key: bool, can_chat: bool)
     name = ANY_ADDRESS.get(host, host)
     url = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     question = "What is the capital of France?"
-    body = {"model": model, "max_tokens": 64} | (
+    body: dict[str, Any] = {"model": model, "max_tokens": 64, "temperature": 0} | (
         {"messages": [{"role": "user", "content": question}]}
         if can_chat
         else {"prompt": "The capital of France is"}
@@ -32,4 +32,4 @@ def greeting(host: str, port: int, model: str, *, has_key: bool, can_chat: bool)
         f"curl {shlex.quote(url + route)} -H 'Content-Type: application/json' "
         f"{key}-d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
     )
-    return f"minisgl {__version__} serves {model} on {url}\nTry it:\n  {curl}"
+    return f"minisgl {version('minisgl-core')} serves {model} on {url}\nTry it:\n  {curl}"

@@ -43,6 +43,8 @@ def listen(bound: socket.socket, host: str, port: int) -> None:
     """
     try:
         bound.listen(BACKLOG)
+        # Connections inherit this, and would otherwise block the port for the next server.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError as error:
         raise _explained(error, host, port) from error
 

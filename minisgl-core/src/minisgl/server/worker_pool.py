@@ -175,6 +175,7 @@ class WorkerPool:
         self._close_pipe(worker)
         worker.process.join()
         worker.exited.set()
+        logger.debug("the %s process %s", worker.name, worker.describe_end())
         if self._stopping:
             return
         if worker.ready.done():

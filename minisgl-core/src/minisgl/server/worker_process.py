@@ -5,6 +5,7 @@ watches the parent's pipe does so elsewhere. It ignores SIGINT and SIGTERM, beca
 a service manager sends them to the whole group, while the supervisor stops workers in order.
 """
 
+import contextlib
 import ctypes
 import logging
 import multiprocessing
@@ -52,21 +53,36 @@ class WorkerJob:
 
 
 def run_worker(job: WorkerJob) -> None:
-    """Do ``job`` in this fresh process; ends the process with an exit code of errors.py."""
+    """Do ``job`` in this fresh process, then end it with an exit code of errors.py.
+
+    The end skips the interpreter's own tidying up: with torch loaded that takes a second, and a
+    thread that some library left behind could make it take for ever.
+    """
     _die_with_parent(job.parent_pid)
     _leave_signals_to_parent()
     configure_logging(job.settings.log.level, job.name)
     status = StatusSender(job.connection)
+    code = _run_target(job, status)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _run_target(job: WorkerJob, status: StatusSender) -> int:
+    """Return the exit code; a failure is reported to the supervisor first."""
     try:
         job.target(job.settings, job.addresses, status)
     except MinisglError as error:
         status.failed(error.exit_code, str(error))
         logger.debug("the worker ends", exc_info=True)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except Exception as error:
         logger.exception("the %s process crashed", job.name)
         status.failed(EXIT_CRASHED, f"{type(error).__name__}: {_first_line(error)}")
-        sys.exit(EXIT_CRASHED)
+        return EXIT_CRASHED
+    return 0
 
 
 def _die_with_parent(parent_pid: int) -> None:

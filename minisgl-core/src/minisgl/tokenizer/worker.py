@@ -6,7 +6,7 @@ module is cheap: transformers loads inside the processes.
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import zmq
@@ -28,12 +28,11 @@ from minisgl.message import (
 from minisgl.message.sockets import Addresses, PullSocket, PushSocket
 from minisgl.message.status import StatusSender
 from minisgl.settings import Settings
+from minisgl.tokenizer.detokenizer import Detokenizer
+from minisgl.tokenizer.encoding import PromptEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from minisgl.tokenizer.detokenizer import Detokenizer
-    from minisgl.tokenizer.encoding import PromptEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -47,28 +46,7 @@ def tokenizer_main(settings: Settings, addresses: Addresses, status: StatusSende
         ModelLoadError: the tokenizer cannot be loaded.
     """
     status.starting("loading the tokenizer")
-    from minisgl.tokenizer.encoding import PromptEncoder
-
-    tokenizer = _load(settings)
-    encoder = PromptEncoder(tokenizer)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox: PullSocket[TokenizerMessage] = PullSocket(context, addresses.tokenizer, TokenizerMessage)
-    scheduler: PushSocket[BackendMessage] = PushSocket(context, addresses.scheduler, BackendMessage)
-    frontend: PushSocket[FrontendMessage] = PushSocket(context, addresses.frontend, FrontendMessage)
-    status.ready({"chat_template": bool(tokenizer.chat_template)})
-    while True:
-        for message in inbox.receive(None):
-            if isinstance(message, Shutdown):
-                inbox.close()
-                scheduler.close(EXIT_LINGER_MS)
-                frontend.close(EXIT_LINGER_MS)
-                context.term()
-                return
-            answer = tokenize(encoder, message)
-            if isinstance(answer, ErrorReply):
-                frontend.send(answer)
-            else:
-                scheduler.send(answer)
+    serve_tokenizer(_load(settings), addresses, status)
 
 
 def detokenizer_main(settings: Settings, addresses: Addresses, status: StatusSender) -> None:
@@ -78,28 +56,65 @@ def detokenizer_main(settings: Settings, addresses: Addresses, status: StatusSen
         ModelLoadError: the tokenizer cannot be loaded.
     """
     status.starting("loading the tokenizer")
-    from minisgl.tokenizer.detokenizer import Detokenizer
-
-    detokenizer = Detokenizer(_load(settings))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox: PullSocket[DetokenizerMessage] = PullSocket(
-        context, addresses.detokenizer, DetokenizerMessage
-    )
-    scheduler: PushSocket[BackendMessage] = PushSocket(context, addresses.scheduler, BackendMessage)
-    frontend: PushSocket[FrontendMessage] = PushSocket(context, addresses.frontend, FrontendMessage)
-    status.ready()
-    while True:
-        for message in inbox.receive(None):
-            if isinstance(message, Shutdown):
-                inbox.close()
-                scheduler.close(EXIT_LINGER_MS)
-                frontend.close(EXIT_LINGER_MS)
-                context.term()
-                return
-            _detokenize(detokenizer, message, frontend, scheduler)
+    serve_detokenizer(_load(settings), addresses, status)
 
 
-def tokenize(encoder: "PromptEncoder", request: TokenizeRequest) -> GenerateRequest | ErrorReply:
+def serve_tokenizer(
+    tokenizer: "PreTrainedTokenizerBase", addresses: Addresses, status: StatusSender
+) -> None:
+    """Tokenise requests until ``Shutdown``."""
+    encoder = PromptEncoder(tokenizer)
+    with _Wires(addresses, addresses.tokenizer, TokenizerMessage) as wires:
+        status.ready({"chat_template": bool(tokenizer.chat_template)})
+        while True:
+            for message in wires.inbox.receive(None):
+                if isinstance(message, Shutdown):
+                    return
+                answer = tokenize(encoder, message)
+                if isinstance(answer, ErrorReply):
+                    wires.frontend.send(answer)
+                else:
+                    wires.scheduler.send(answer)
+
+
+def serve_detokenizer(
+    tokenizer: "PreTrainedTokenizerBase", addresses: Addresses, status: StatusSender
+) -> None:
+    """Turn steps of tokens into text until ``Shutdown``."""
+    detokenizer = Detokenizer(tokenizer)
+    with _Wires(addresses, addresses.detokenizer, DetokenizerMessage) as wires:
+        status.ready()
+        while True:
+            for message in wires.inbox.receive(None):
+                if isinstance(message, Shutdown):
+                    return
+                _detokenize(detokenizer, message, wires)
+
+
+class _Wires:
+    """The sockets of one worker; what is queued at the end gets a second to leave."""
+
+    def __init__(self, addresses: Addresses, own: str, message_type: Any) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.inbox: PullSocket[Any] = PullSocket(self._context, own, message_type)
+        self.scheduler: PushSocket[BackendMessage] = PushSocket(
+            self._context, addresses.scheduler, BackendMessage
+        )
+        self.frontend: PushSocket[FrontendMessage] = PushSocket(
+            self._context, addresses.frontend, FrontendMessage
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.inbox.close()
+        self.scheduler.close(EXIT_LINGER_MS)
+        self.frontend.close(EXIT_LINGER_MS)
+        self._context.term()
+
+
+def tokenize(encoder: PromptEncoder, request: TokenizeRequest) -> GenerateRequest | ErrorReply:
     """Return the tokenised request, or why it is refused; never raises."""
     try:
         token_ids = encoder.encode(
@@ -121,12 +136,7 @@ def tokenize(encoder: "PromptEncoder", request: TokenizeRequest) -> GenerateRequ
     )
 
 
-def _detokenize(
-    detokenizer: "Detokenizer",
-    batch: TokenBatch,
-    frontend: PushSocket[FrontendMessage],
-    scheduler: PushSocket[BackendMessage],
-) -> None:
+def _detokenize(detokenizer: Detokenizer, batch: TokenBatch, wires: _Wires) -> None:
     """Process one step, and tell the API server and the scheduler what follows from it."""
     try:
         replies, stops = detokenizer.process(batch)
@@ -134,13 +144,13 @@ def _detokenize(
         logger.exception("dropped a step of tokens that do not fit together")
         return
     for stop in stops:
-        scheduler.send(stop)
+        wires.scheduler.send(stop)
     texts = [reply for reply in replies if isinstance(reply, TextReply)]
     if texts:
-        frontend.send(ReplyBatch(texts))
+        wires.frontend.send(ReplyBatch(texts))
     for reply in replies:
         if isinstance(reply, ErrorReply):
-            frontend.send(reply)
+            wires.frontend.send(reply)
 
 
 def _load(settings: Settings) -> "PreTrainedTokenizerBase":

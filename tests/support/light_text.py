@@ -1,0 +1,41 @@
+"""Tokenizer workers around a tokenizer that needs no transformers: they start in no time."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from minisgl.message.sockets import Addresses
+from minisgl.message.status import StatusSender
+from minisgl.settings import Settings
+from minisgl.tokenizer.worker import serve_detokenizer, serve_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+
+class LightTokenizer:
+    """Every byte is a token; the part of transformers' interface that the workers use."""
+
+    chat_template = "as it is"
+    added_tokens_decoder: Mapping[int, SimpleNamespace] = {}
+
+    def __init__(self) -> None:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocabulary = {token: i for i, token in enumerate(["<eos>", "<bos>", "<end>", *alphabet])}
+        self.backend_tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        self.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self.backend_tokenizer.decoder = decoders.ByteLevel()
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": self.backend_tokenizer.encode(text).ids}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+def light_tokenizer_main(settings: Settings, addresses: Addresses, status: StatusSender) -> None:
+    """Run in place of the tokenizer process."""
+    serve_tokenizer(LightTokenizer(), addresses, status)
+
+
+def light_detokenizer_main(settings: Settings, addresses: Addresses, status: StatusSender) -> None:
+    """Run in place of the detokenizer process."""
+    serve_detokenizer(LightTokenizer(), addresses, status)
