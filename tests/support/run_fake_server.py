@@ -29,7 +29,7 @@ def main(folder: str, port: str, options: str = "{}") -> int:
     server = {"port": int(port), "drain_timeout": 2.0, **sections.pop("server", {})}
     model = {"path": folder, "served_name": "fake-model", **sections.pop("model", {})}
     settings = Settings(model=model, server=server, backend_options={"fake": fake}, **sections)
-    configure_logging("info")
+    configure_logging(settings.log.level)
     try:
         return serve(
             settings,

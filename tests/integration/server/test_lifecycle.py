@@ -270,3 +270,25 @@ def test_a_silent_scheduler_turns_health_red_and_green_again(server) -> None:
     finally:
         os.kill(scheduler, signal.SIGCONT)
     wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200, "green health")
+
+
+def test_routes_of_a_plugin_that_is_not_there_are_exit_code_3_before_the_model_loads(
+    model, tmp_path
+) -> None:
+    with running_server(
+        model, tmp_path, fake={"startup": 60}, plugins={"routes": ["no-such-plugin"]}
+    ) as server:
+        assert server.wait() == 3
+        assert "no-such-plugin" in server.stderr
+
+
+def test_the_key_guards_the_routes_and_its_line_reads_it_from_the_environment(
+    model, tmp_path
+) -> None:
+    with running_server(model, tmp_path, server={"api_key": "secret"}) as server:
+        server.wait_ready()
+        url = f"{server.url}/v1/models"
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, headers={"Authorization": "Bearer secret"}).status_code == 200
+        assert "$MINISGL_SERVER__API_KEY" in server.stdout
+        assert "secret" not in server.stdout + server.stderr

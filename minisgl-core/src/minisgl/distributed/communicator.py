@@ -30,6 +30,6 @@ class SingleCommunicator(Communicator):
         """Return ``tensor``."""
         return tensor
 
-    def all_gather(self, tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:  # noqa: ARG002
         """Return ``tensor``."""
         return tensor

@@ -100,7 +100,8 @@ class PrefixCache(ABC):
     def match(self, tokens: TokenArray) -> Match:
         """Return the longest cached prefix of ``tokens``, in whole pages, less than all of them.
 
-        At least one token is left to compute. Marks the prefix as recently used.
+        At least one token is left to compute. Changes nothing: locking the handle is what marks
+        the prefix as recently used.
         """
 
     @abstractmethod

@@ -80,24 +80,25 @@ class RadixPrefixCache(PrefixCache):
         assert len(tokens) == num_pages * self.page_size, "only whole pages are cached"
         node, taken, found = self._walk(tokens, num_pages)
         num_found = sum(len(part) for part in found)
+        if taken < len(node.pages):
+            node = self._split(node, taken)
         if num_found < num_pages:
-            if taken < len(node.pages):
-                node = self._split(node, taken)
             start = num_found * self.page_size
             leaf = _Node(node, tokens[start:].copy(), pages[num_found:].copy())
-            leaf.last_used = self._clock
             node.children[self._key(leaf.tokens)] = leaf
             self._num_pages += len(leaf.pages)
-            self._queue_if_evictable(leaf)
-            node, taken = leaf, len(leaf.pages)
             found.append(leaf.pages)
-        return Match(handle=_Handle(node, taken), pages=_join(found))
+            node = leaf
+        self._touch(node)
+        self._queue_if_evictable(node)
+        return Match(handle=_Handle(node, len(node.pages)), pages=_join(found))
 
     def lock(self, handle: CacheHandle) -> None:
         """Keep the handle's path; a handle that ends inside an edge splits it here."""
         node: _Node = handle.node
         if handle.num_pages < len(node.pages):
             node = handle.node = self._split(node, handle.num_pages)
+        self._touch(node)
         while node.parent is not None:
             if node.locks == 0:
                 self._num_locked_pages += len(node.pages)
@@ -148,11 +149,10 @@ class RadixPrefixCache(PrefixCache):
         assert locked == self._num_locked_pages, "the locked page count is wrong"
 
     def _walk(self, tokens: TokenArray, limit: int) -> tuple[_Node, int, list[PageArray]]:
-        """Follow ``tokens`` for at most ``limit`` pages and mark the path as used now.
+        """Follow ``tokens`` for at most ``limit`` pages.
 
         Returns the last node reached, the pages of its edge that match, and all pages so far.
         """
-        self._clock += 1
         node, taken, done = self._root, 0, 0
         pages: list[PageArray] = []
         while done < limit and taken == len(node.pages):
@@ -161,7 +161,6 @@ class RadixPrefixCache(PrefixCache):
             if child is None:
                 break
             node = child
-            node.last_used = self._clock
             taken = self._common_pages(node, tokens[start:], limit - done)
             done += taken
             pages.append(node.pages[:taken])
@@ -173,6 +172,13 @@ class RadixPrefixCache(PrefixCache):
         first = int(differs.argmax()) if length else 0
         equal = first if length and differs[first] else length
         return equal // self.page_size
+
+    def _touch(self, node: _Node) -> None:
+        """Mark the path to ``node`` as used now."""
+        self._clock += 1
+        while node.parent is not None:
+            node.last_used = self._clock
+            node = node.parent
 
     def _split(self, node: _Node, num_pages: int) -> _Node:
         """Cut an edge after ``num_pages``; ``node`` stays the lower part; returns the upper one."""

@@ -1,7 +1,7 @@
 """``LLM``: generate from a program, a notebook or a script, in this process."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -107,7 +107,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[GenerationChunk]:
+    ) -> Generator[GenerationChunk, None, None]:
         """Yield the answer to one prompt piece by piece; closing the iterator aborts it.
 
         Raises:
@@ -135,7 +135,7 @@ class LLM:
 
     def _chunks(
         self, uid: int, replies: deque[TextReply | ErrorReply]
-    ) -> Iterator[GenerationChunk]:
+    ) -> Generator[GenerationChunk, None, None]:
         try:
             while True:
                 while not replies:

@@ -1,5 +1,7 @@
 """Routed experts in plain torch: a loop over the experts that have tokens; the reference."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -11,7 +13,7 @@ class TorchMoeBackend(MoeBackend):
 
     def __init__(self, context: MoeContext) -> None:
         self._top_k = context.top_k
-        self._act = {"silu": F.silu, "gelu": _gelu_tanh}[context.activation]
+        self._act = _ACTIVATIONS[context.activation]
 
     def forward(
         self,
@@ -38,3 +40,9 @@ class TorchMoeBackend(MoeBackend):
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": _gelu_tanh,
+}

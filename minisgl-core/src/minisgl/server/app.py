@@ -27,13 +27,13 @@ from minisgl.server.streaming import ClientGoneError, EventStreamResponse, unles
 CLIENT_CLOSED_REQUEST = 499
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedModel:
     """The model as clients see it.
 
     Attributes:
         name: what ``/v1/models`` lists and requests may name.
-        max_seq_len: most tokens of one sequence, if known.
+        max_seq_len: most tokens of one sequence; known once the model is loaded.
         created: Unix time of the start, in seconds.
     """
 

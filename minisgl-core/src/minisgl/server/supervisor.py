@@ -150,15 +150,21 @@ class _Server:
         with self._open_sockets() as client:
             self._client = client
             background = [asyncio.create_task(client.listen()), asyncio.create_task(client.ping())]
+            for task in background:
+                task.add_done_callback(self._on_background_end)
             try:
+                http = self._http_server()
                 infos = await self._start(pool)
                 if infos is None:
                     return 0
-                return await self._serve(pool, infos, announce)
+                self._model.max_seq_len = infos["scheduler"].get("max_seq_len")
+                can_chat = bool(infos["tokenizer"].get("chat_template", True))
+                return await self._serve(pool, http, announce, can_chat=can_chat)
             finally:
                 await pool.kill_all()
                 for task in background:
                     task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
 
     @contextlib.contextmanager
     def _open_sockets(self) -> Iterator[EngineClient]:
@@ -197,6 +203,11 @@ class _Server:
             logger.info("%s: stopping", name)
             self._stop.set()
 
+    def _on_background_end(self, task: "asyncio.Task[None]") -> None:
+        """Without its listener this process would only look alive."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_death(f"the API server's connection to its workers failed: {error!r}")
+
     def _on_death(self, message: str) -> None:
         """Tell every client at once; the main task then ends the server."""
         if self._death is None:
@@ -229,12 +240,13 @@ class _Server:
     async def _serve(
         self,
         pool: WorkerPool,
-        infos: dict[str, dict[str, Any]],
+        http: uvicorn.Server,
         announce: Callable[[str], None],
+        *,
+        can_chat: bool,
     ) -> int:
         """Answer HTTP until a signal or a death, then stop in order."""
         host, port = self._settings.server.host, self._bound.getsockname()[1]
-        http = self._http_server(infos)
         listen(self._bound, host, port)
         running = asyncio.create_task(http.serve(sockets=[self._bound]))
         announce(
@@ -243,7 +255,7 @@ class _Server:
                 port,
                 self._model.name,
                 has_key=self._settings.server.api_key is not None,
-                can_chat=bool(infos["tokenizer"].get("chat_template", True)),
+                can_chat=can_chat,
             )
         )
         await self._stop.wait()
@@ -255,11 +267,15 @@ class _Server:
             raise WorkerDiedError(self._death)
         return await self._stop_workers(pool)
 
-    def _http_server(self, infos: dict[str, dict[str, Any]]) -> uvicorn.Server:
+    def _http_server(self) -> uvicorn.Server:
+        """Return the server around the routes, plugins' own included; it does not listen yet.
+
+        Raises:
+            PluginError: a plugin that ``plugins.routes`` names has no routes, or breaks.
+        """
         key = self._settings.server.api_key
-        model = ServedModel(self._model.name, infos["scheduler"].get("max_seq_len"))
         app = create_app(
-            self._client, model, api_key=None if key is None else key.get_secret_value()
+            self._client, self._model, api_key=None if key is None else key.get_secret_value()
         )
         self._host.mount_routes(self._settings.plugins.routes, app, self._client)
         return _HttpServer(
@@ -292,12 +308,11 @@ class _Server:
     async def _stop_workers(self, pool: WorkerPool) -> int:
         """Ask each worker to stop, in the order in which requests pass them."""
         pool.begin_stop()
-        obeyed = []
         for name, wire in (
             ("tokenizer", self._to_tokenizer),
             ("scheduler", self._to_scheduler),
             ("detokenizer", self._to_detokenizer),
         ):
             wire.send(Shutdown())
-            obeyed.append(await pool.wait_exit(name))
-        return 0 if all(obeyed) else WorkerDiedError.exit_code
+            await pool.wait_finished(name)
+        return 0 if await pool.wait_exited() else WorkerDiedError.exit_code

@@ -37,12 +37,16 @@ class StartFailedError(WorkerDiedError):
 
 @dataclass(slots=True)
 class Worker:
-    """One child process and what it last said about itself."""
+    """One child process and what it last said about itself.
+
+    It is ``finished`` once it has done all its work, and ``exited`` once the process is gone.
+    """
 
     name: str
     process: BaseProcess
     connection: "Connection[bytes, bytes] | Connection"
     ready: asyncio.Future[dict[str, Any]]
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     stage: str = "starting"
     failure: Failed | None = None
@@ -112,18 +116,22 @@ class WorkerPool:
         """From now on workers end because they were told to: deaths are no news."""
         self._stopping = True
 
-    async def wait_exit(self, name: str, timeout: float = STOP_TIMEOUT) -> bool:
-        """Wait for a worker that was asked to stop; kill it if it does not; say if it obeyed."""
-        worker = self.workers[name]
-        try:
-            await asyncio.wait_for(worker.exited.wait(), timeout)
-        except TimeoutError:
-            logger.warning(
-                "the %s process did not stop within %.0f s; killing it", worker.name, timeout
-            )
-            await self._kill([worker])
-            return False
-        return True
+    async def wait_finished(self, name: str) -> None:
+        """Wait until a worker that was asked to stop has done all its work, or time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.workers[name].finished.wait(), STOP_TIMEOUT)
+
+    async def wait_exited(self) -> bool:
+        """Wait until all processes are gone; kill those that stay, and say if none had to be."""
+        exits = [asyncio.ensure_future(w.exited.wait()) for w in self.workers.values()]
+        _, late = await asyncio.wait(exits, timeout=STOP_TIMEOUT)
+        for task in late:
+            task.cancel()
+        left = [worker for worker in self.workers.values() if not worker.exited.is_set()]
+        for worker in left:
+            logger.warning("the %s process did not stop when asked; killing it", worker.name)
+        await self._kill(left)
+        return not left
 
     async def kill_all(self) -> None:
         """End every worker that still runs, at once."""
@@ -166,6 +174,7 @@ class WorkerPool:
         if not worker.connection.closed:
             asyncio.get_running_loop().remove_reader(worker.connection.fileno())
             worker.connection.close()
+        worker.finished.set()
 
     def _note_exit(self, worker: Worker) -> None:
         """A process has ended: fail its start, or report its death."""

@@ -5,7 +5,6 @@ watches the parent's pipe does so elsewhere. It ignores SIGINT and SIGTERM, beca
 a service manager sends them to the whole group, while the supervisor stops workers in order.
 """
 
-import contextlib
 import ctypes
 import logging
 import multiprocessing
@@ -53,21 +52,15 @@ class WorkerJob:
 
 
 def run_worker(job: WorkerJob) -> None:
-    """Do ``job`` in this fresh process, then end it with an exit code of errors.py.
-
-    The end skips the interpreter's own tidying up: with torch loaded that takes a second, and a
-    thread that some library left behind could make it take for ever.
-    """
+    """Do ``job`` in this fresh process, then end it with an exit code of errors.py."""
     _die_with_parent(job.parent_pid)
     _leave_signals_to_parent()
     configure_logging(job.settings.log.level, job.name)
     status = StatusSender(job.connection)
     code = _run_target(job, status)
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    # Tells the supervisor that the work is done: the interpreter's own end may take a second.
+    job.connection.close()
+    sys.exit(code)
 
 
 def _run_target(job: WorkerJob, status: StatusSender) -> int:

@@ -153,7 +153,7 @@ class ServerSettings(Section):
         None, description="Key that requests must carry as a bearer token; by default, none."
     )
     drain_timeout: float = Field(
-        30.0, ge=0, description="Seconds that running requests get when the server stops."
+        20.0, ge=0, description="Seconds that running requests get when the server stops."
     )
 
 
