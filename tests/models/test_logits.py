@@ -1,5 +1,7 @@
 """Every architecture and variant gives transformers' own logits, float32 on the CPU."""
 
+from typing import Any
+
 import pytest
 import torch
 from support.forward import generate, load_model, logits_of, read_config
@@ -8,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 PROMPT = torch.randint(3, 263, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 
-VARIANTS = {
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
     "llama biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "llama one KV head": ("LlamaForCausalLM", {"num_key_value_heads": 1}),

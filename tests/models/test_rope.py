@@ -1,6 +1,7 @@
 """Rotary tables equal those of transformers' initialisers, and lengths are what they promise."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 HEAD_DIM = 16
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": 3.0},
     "dynamic": {"factor": 2.0},

@@ -1,5 +1,7 @@
 """Sharding: nothing is lost on the way to the ranks, and their logits are those of one."""
 
+from typing import Any
+
 import pytest
 import torch
 from minisgl.errors import SettingsError
@@ -50,7 +52,7 @@ def random_checkpoint(models):
 @pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_shards_gather_to_the_checkpoint(kind, size, tied):
     if kind == "dense":
-        values = {"attention_bias": True, "mlp_bias": True}
+        values: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
         models = build_ranks(size, LlamaConfig, tie_word_embeddings=tied, **values)
     else:
         values = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 11}

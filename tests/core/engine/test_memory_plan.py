@@ -1,10 +1,9 @@
 """From bytes to pages."""
 
 import pytest
+import torch
 from minisgl.engine.memory_plan import DeviceMemory, measure, plan_memory
 from minisgl.errors import DoesNotFitError
-
-import torch
 
 GIB = 2**30
 

@@ -49,7 +49,7 @@ class RadixMachine(RuleBasedStateMachine):
         self.touch(prefixes)
 
     @rule(tokens=TOKENS, keep=st.booleans())
-    def match(self, tokens: list[int], keep: bool) -> None:  # noqa: FBT001
+    def match(self, tokens: list[int], keep: bool) -> None:
         """Invariant 6: the longest whole-page prefix, at least one token short of everything."""
         before = (self.cache.num_pages, self.cache.num_evictable_pages)
         match = self.cache.match(np.array(tokens, dtype=np.int32))

@@ -53,7 +53,11 @@ def directory_of(addresses: Addresses) -> Path:
 def test_messages_arrive_in_order_and_whole(context, addresses) -> None:
     inbox = PullSocket(context, addresses.scheduler, BackendMessage)
     sender = PushSocket(context, addresses.scheduler, BackendMessage)
-    sent = [Ping(1), GenerateRequest(2, b"\1\0\0\0", SamplingParams(stop="x")), AbortRequest([2])]
+    sent = [
+        Ping(1),
+        GenerateRequest(2, b"\1\0\0\0", SamplingParams(stop=("x",))),
+        AbortRequest([2]),
+    ]
     for message in sent:
         sender.send(message)
     received = []
@@ -160,7 +164,7 @@ def test_a_long_temporary_path_still_gives_usable_addresses(context, tmp_path, m
 )
 def test_every_kind_of_prompt_survives_the_wire(prompt) -> None:
     codec: Codec[TokenizerMessage] = Codec(TokenizerMessage)
-    request = TokenizeRequest(1, prompt, SamplingParams(stop_token_ids=[3]), priority=2)
+    request = TokenizeRequest(1, prompt, SamplingParams(stop_token_ids=(3,)), priority=2)
     assert codec.decode(codec.encode(request)) == request
 
 

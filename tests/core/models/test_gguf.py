@@ -3,6 +3,7 @@
 import importlib.util
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 gguf = pytest.importorskip("gguf")
 
 PROMPT = torch.randint(3, 263, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
     "llama yarn": (

@@ -12,7 +12,7 @@ from minisgl.moe.torch_backend import TorchMoeBackend
 def test_output_is_the_weighted_sum_of_the_chosen_experts(
     num_tokens: int,
     renormalize: bool,
-    skewed: bool,  # noqa: FBT001
+    skewed: bool,
 ) -> None:
     experts, top_k, hidden, inner = 6, 2, 10, 7
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from typing import Any
 
 import pytest
 from minisgl.errors import SettingsError
@@ -220,7 +221,7 @@ def test_every_flat_name_and_alias_is_a_keyword(flat):
 def test_every_switch_is_a_keyword(switch):
     section, field = switch.setting.split(".")
     for given, expected in ((True, switch.on), (False, switch.off)):
-        keywords = {switch.name.replace("-", "_"): given}
+        keywords: dict[str, Any] = {switch.name.replace("-", "_"): given}
         settings = settings_from_keywords(environ={}, **keywords)
         assert getattr(getattr(settings, section), field) == expected
 

@@ -56,7 +56,7 @@ class Driver:
                 batch(
                     [(1, token) for token in group],
                     started=[self.start] if number == 0 else [],
-                    ends=[(1, reason)] if last else [],
+                    ends=[(1, str(reason))] if last else [],
                     num_cached=4,
                 )
             )
@@ -77,7 +77,8 @@ class Driver:
 
     @property
     def last(self) -> TextReply:
-        terminal = [r for r in self.replies if r.finish_reason is not None]
+        texts = [reply for reply in self.replies if isinstance(reply, TextReply)]
+        terminal = [reply for reply in texts if reply.finish_reason is not None]
         assert len(terminal) == 1
         assert self.replies[-1] is terminal[0]
         return terminal[0]

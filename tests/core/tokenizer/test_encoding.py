@@ -1,5 +1,7 @@
 """Prompts to tokens: equal to transformers' own, and every wrong prompt is a clear refusal."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ def user(content: object, **more: object) -> list[dict]:
     return [{"role": "user", "content": content, **more}]
 
 
-def refused(prompt: object, **options: object) -> RequestError:
+def refused(prompt: Any, **options: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
         ENCODER.encode(prompt, **options)
     assert caught.value.status == 400

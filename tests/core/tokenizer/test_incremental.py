@@ -103,9 +103,14 @@ def test_text_that_waits_for_a_neighbour_can_be_looked_at() -> None:
 
 def test_the_window_stays_small_over_a_long_text() -> None:
     decoder = DECODERS["sentencepiece"]
-    lengths = []
+    lengths: list[int] = []
     decode = decoder.decode
-    decoder.decode = lambda ids: lengths.append(len(ids)) or decode(ids)  # type: ignore[method-assign]
+
+    def counted(token_ids: list[int]) -> str:
+        lengths.append(len(token_ids))
+        return decode(token_ids)
+
+    decoder.decode = counted  # type: ignore[method-assign]
     try:
         stream = decoder.stream(skip_special_tokens=True)
         for _ in range(500):

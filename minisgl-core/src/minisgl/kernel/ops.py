@@ -63,6 +63,16 @@ class Rope(Protocol):
         ...
 
 
+class Linear(Protocol):
+    """``x @ weight.T + bias`` for ``x`` ``[T, in]`` and ``weight`` ``[out, in]`` of any strides."""
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return ``[T, out]``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpTable:
     """One implementation of each operation."""
@@ -72,3 +82,4 @@ class OpTable:
     silu_and_mul: GatedActivation = reference.silu_and_mul
     gelu_and_mul: GatedActivation = reference.gelu_and_mul
     rope: Rope = reference.rope
+    linear: Linear = reference.linear

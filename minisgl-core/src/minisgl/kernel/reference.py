@@ -33,6 +33,11 @@ def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``x @ weight.T + bias``."""
+    return F.linear(x, weight, bias)
+
+
 def rope(
     qk: torch.Tensor,
     num_q_heads: int,

@@ -74,6 +74,7 @@ class LMHead(Layer):
     ) -> None:
         super().__init__()
         self._context = context
+        self._linear = context.ops.linear
         self._name = f"{prefix}.weight"
         self._vocab_size = vocab_size
         self._hidden_size = hidden_size
@@ -83,7 +84,7 @@ class LMHead(Layer):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[S, hidden]`` to ``[S, vocab_size]``."""
-        logits = F.linear(hidden, self.weight)
+        logits = self._linear(hidden, self.weight, None)
         if self._communicator.size == 1:
             return logits
         # Shards are whole but for the last ones, so that all padding lies at the very end.

@@ -8,7 +8,6 @@ zeros, which change no result.
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from minisgl.layers.base import Layer, Piece, shard_heads, shard_range, shard_size
 from minisgl.layers.context import BuildContext
@@ -21,6 +20,7 @@ class ReplicatedLinear(Layer):
         self, in_size: int, out_size: int, context: BuildContext, prefix: str, *, bias: bool = False
     ) -> None:
         super().__init__()
+        self._linear = context.ops.linear
         shape = (out_size, in_size)
         whole = (slice(0, out_size),)
         self.weight = self.declare(
@@ -33,7 +33,7 @@ class ReplicatedLinear(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, in]`` to ``[T, out]``."""
-        return F.linear(x, self.weight, self.bias)
+        return self._linear(x, self.weight, self.bias)
 
 
 class MergedColumnLinear(Layer):
@@ -52,6 +52,7 @@ class MergedColumnLinear(Layer):
         bias: bool = False,
     ) -> None:
         super().__init__()
+        self._linear = context.ops.linear
         rank, ranks = context.communicator.rank, context.communicator.size
         ranges = [shard_range(size, rank, ranks) for size in out_sizes]
         local_sizes = [shard_size(size, ranks) for size in out_sizes]
@@ -60,7 +61,7 @@ class MergedColumnLinear(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, in]`` to ``[T, sum of local sizes]``."""
-        return F.linear(x, self.weight, self.bias)
+        return self._linear(x, self.weight, self.bias)
 
 
 class QKVLinear(Layer):
@@ -82,6 +83,7 @@ class QKVLinear(Layer):
         bias: bool = False,
     ) -> None:
         super().__init__()
+        self._linear = context.ops.linear
         communicator = context.communicator
         q, kv = shard_heads(num_q_heads, num_kv_heads, communicator.rank, communicator.size)
         self.num_q_heads, self.num_kv_heads = len(q), len(kv)
@@ -102,7 +104,7 @@ class QKVLinear(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, hidden]`` to ``[T, (q_heads + 2 * kv_heads) * head_dim]``."""
-        return F.linear(x, self.weight, self.bias)
+        return self._linear(x, self.weight, self.bias)
 
 
 class RowLinear(Layer):
@@ -115,6 +117,7 @@ class RowLinear(Layer):
         self, in_size: int, out_size: int, context: BuildContext, prefix: str, *, bias: bool = False
     ) -> None:
         super().__init__()
+        self._linear = context.ops.linear
         self._communicator = context.communicator
         rank, ranks = context.communicator.rank, context.communicator.size
         start, stop = shard_range(in_size, rank, ranks)
@@ -136,8 +139,8 @@ class RowLinear(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, local in]`` to ``[T, out]``, summed over the ranks."""
         if self._communicator.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        out = self._communicator.all_reduce(F.linear(x, self.weight))
+            return self._linear(x, self.weight, self.bias)
+        out = self._communicator.all_reduce(self._linear(x, self.weight, None))
         return out if self.bias is None else out + self.bias
 
 

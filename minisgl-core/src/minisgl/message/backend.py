@@ -35,7 +35,7 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class StopFound(msgspec.Struct, frozen=True, tag="stop_found"):
-    """The detokenizer found a stop string: the request's output ends after ``num_tokens`` tokens."""
+    """The detokenizer found a stop string: the output ends after ``num_tokens`` tokens."""
 
     uid: int
     num_tokens: int

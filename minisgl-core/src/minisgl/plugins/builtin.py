@@ -1,6 +1,6 @@
 """Core's own reference backends, offered through the same hooks as anyone's."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from minisgl.plugins.records import (
     KVPoolRecord,
     MoeBackendRecord,
     NoSettings,
+    OpRecord,
     PrefixCacheRecord,
     Supported,
     Unsupported,
@@ -26,6 +27,23 @@ if TYPE_CHECKING:
 def _reference(query: BackendQuery) -> Supported | Unsupported:  # noqa: ARG001
     """The reference runs everywhere; anything faster has a higher rank."""
     return Supported(prefill_rank=0, decode_rank=0)
+
+
+def _probe_onednn(query: BackendQuery) -> Supported | Unsupported:
+    if query.device != "cpu":
+        return Unsupported(f"needs a CPU, the device is {query.device}")
+    if query.dtype != "float32":
+        return Unsupported(f"needs float32, the model runs in {query.dtype}")
+    from minisgl.kernel import onednn
+
+    reason = onednn.missing()
+    return Supported(prefill_rank=10, decode_rank=10) if reason is None else Unsupported(reason)
+
+
+def _load_onednn_linear() -> Callable[..., Any]:
+    from minisgl.kernel import onednn
+
+    return onednn.linear
 
 
 def _create_attention(context: "AttentionContext", settings: NoSettings) -> "AttentionBackend":  # noqa: ARG001
@@ -84,6 +102,20 @@ def minisgl_moe_backends() -> Iterable[MoeBackendRecord[Any]]:
             probe=_reference,
             create=_create_moe,
             capabilities=Capabilities(mixed_batches=True, sliding_window=True, logit_soft_cap=True),
+        )
+    ]
+
+
+@hookimpl
+def minisgl_ops() -> Iterable[OpRecord]:
+    """Offer what beats a torch reference without any other package."""
+    return [
+        OpRecord(
+            op="linear",
+            name="onednn",
+            summary="Matrix products of 2 to 32 rows on a CPU, through torch's own oneDNN",
+            probe=_probe_onednn,
+            load=_load_onednn_linear,
         )
     ]
 
