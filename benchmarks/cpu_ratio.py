@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+
 from minisgl import LLM, SamplingParams
 from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.resolve import resolve_checkpoint

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+
 from minisgl.cli import COMMANDS
 from minisgl.cli.parser import Parser
 from support.distributions import FOLDERS, ROOT

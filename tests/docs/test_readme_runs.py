@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
 from minisgl.plugins import AttentionBackendRecord
 from support.distributions import ROOT
 from support.markdown import blocks

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from minisgl import LLM, SamplingParams
 from support.reference import Reference, Tally, greedy
 from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, write_tiny_model
-from transformers import AutoModelForCausalLM
 
 MAX_TOKENS = 20
 

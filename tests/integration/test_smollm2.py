@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+
 from minisgl import LLM, SamplingParams
 from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.resolve import resolve_checkpoint

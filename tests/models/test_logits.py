@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from support.forward import generate, load_model, logits_of, read_config
 from support.tiny_models import ARCHITECTURES, write_tiny_model
-from transformers import AutoModelForCausalLM
 
 PROMPT = torch.randint(3, 263, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 

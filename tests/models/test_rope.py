@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
 from minisgl.errors import ModelLoadError
 from minisgl.layers.rotary import ROPE_KINDS, RotaryEmbedding, inverse_frequencies
 from minisgl_models.hf_config import read_rope
 from minisgl_models.llama import read_config as read_llama_config
 from support.forward import build_context, read_config
 from support.tiny_models import build_tiny_model, write_tiny_model
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 HEAD_DIM = 16
 KINDS: dict[str, dict[str, Any]] = {

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, Qwen3MoeConfig
+
 from minisgl.errors import SettingsError
 from minisgl.layers.base import shard_heads
 from minisgl.models.checkpoint import open_checkpoint
 from minisgl.testing.communicators import run_ranks, thread_group
 from support.forward import build_context, load_model, load_name, logits_of, records
 from support.tiny_models import ARCHITECTURES, write_tiny_model
-from transformers import LlamaConfig, Qwen3MoeConfig
 
 PROMPT = torch.randint(3, 263, (40,), generator=torch.Generator().manual_seed(2)).tolist()
 HEADS = {1: (8, 2), 2: (8, 2), 3: (6, 3), 4: (8, 2), 5: (10, 1), 6: (12, 3), 7: (14, 7), 8: (8, 2)}

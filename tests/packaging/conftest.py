@@ -6,6 +6,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
 from support.distributions import FOLDERS, ROOT
 
 

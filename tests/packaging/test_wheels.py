@@ -6,10 +6,11 @@ import json
 import zipfile
 from importlib import import_module
 
-import minisgl
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+import minisgl
 from support.distributions import FOLDERS, ROOT, project
 
 CORE = "minisgl-core"

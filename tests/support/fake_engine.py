@@ -11,6 +11,7 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+
 from minisgl.engine.engine import EngineInfo
 from minisgl.engine.plan import BatchPlan, LaunchPlan
 

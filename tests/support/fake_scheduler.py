@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from minisgl.errors import ModelLoadError
 from minisgl.message import (
     AbortRequest,

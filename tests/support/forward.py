@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from minisgl.attention.batch import Batch
 from minisgl.attention.interface import AttentionContext
 from minisgl.attention.torch_backend import TorchAttentionBackend

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
 from minisgl.message import (
     AbortRequest,
     ErrorReply,
@@ -21,7 +22,6 @@ from minisgl.server.client import EngineClient
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder
 from minisgl.tokenizer.worker import tokenize
-
 from support.fake_scheduler import MAX_SEQ_LEN, EchoScheduler
 from support.text_tokenizers import byte_level
 

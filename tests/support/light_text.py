@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from minisgl.message.sockets import Addresses
 from minisgl.message.status import StatusSender
 from minisgl.settings import Settings
 from minisgl.tokenizer.worker import serve_detokenizer, serve_tokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
 class LightTokenizer:

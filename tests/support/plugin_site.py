@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+
 from minisgl.plugins.host import PluginHost, load_plugins
 
 CORE_RANGE = "minisgl-core>=0.1,<0.2"

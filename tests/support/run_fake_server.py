@@ -15,7 +15,6 @@ def main(folder: str, port: str, options: str = "{}") -> int:
     from minisgl.errors import MinisglError
     from minisgl.server.supervisor import WorkerTargets, serve
     from minisgl.settings import Settings, configure_logging
-
     from support.fake_scheduler import fake_scheduler_main
 
     sections = json.loads(options)

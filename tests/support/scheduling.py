@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from minisgl.kvcache.naive_cache import NaivePrefixCache
 from minisgl.kvcache.radix_cache import RadixPrefixCache
 from minisgl.message import AbortRequest, GenerateRequest, TokenBatch
 from minisgl.request import RequestStats, SamplingParams, StepStats
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.transport import MemoryTransport
-
 from support.fake_engine import FakeEngine
 
 

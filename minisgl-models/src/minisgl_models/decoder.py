@@ -5,6 +5,7 @@ configuration.
 """
 
 import torch
+
 from minisgl.attention.batch import Batch
 from minisgl.kernel.rotation import Rotation
 from minisgl.layers.attention import Attention

@@ -3,7 +3,6 @@
 from typing import Any
 
 from minisgl.models.config import ModelConfig
-
 from minisgl_models.decoder import DecoderModel
 from minisgl_models.hf_config import Differences, read_decoder_config
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minisgl.attention.batch import Batch
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionContext, AttentionLayerSpec

@@ -4,6 +4,7 @@ import logging
 import os
 
 import pytest
+
 from support.plugin_site import plugin_site
 
 __all__ = ["plugin_site"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
 from minisgl.cli.chat import Shell
 from minisgl.errors import RequestError
 from minisgl.request import SamplingParams

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from minisgl import cli
 from minisgl.cli import flags
 from minisgl.cli.parser import Parser

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Self
 
 import pytest
+
 from minisgl.cli import main
 from minisgl.request import SamplingParams
 

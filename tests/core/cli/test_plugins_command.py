@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from minisgl.cli import main
 from support import plugin_code
 from support.tiny_models import write_tiny_model

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from minisgl.engine.memory_plan import DeviceMemory, measure, plan_memory
 from minisgl.errors import DoesNotFitError
 

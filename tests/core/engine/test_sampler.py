@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minisgl.engine.sampler import SamplingTensors, gumbel_noise, sample
 
 

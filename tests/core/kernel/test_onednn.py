@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from minisgl.kernel import onednn, reference
 
 
@@ -10,8 +11,8 @@ from minisgl.kernel import onednn, reference
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_it_equals_the_reference_for_any_rows_layout_and_bias(
     num_rows: int,
-    by_columns: bool,  # noqa: FBT001
-    with_bias: bool,  # noqa: FBT001
+    by_columns: bool,
+    with_bias: bool,
 ) -> None:
     if (reason := onednn.missing()) is not None:
         pytest.skip(reason)

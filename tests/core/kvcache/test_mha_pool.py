@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from minisgl.errors import DoesNotFitError
 from minisgl.kvcache.interface import KVPoolSpec
 from minisgl.kvcache.mha_pool import MHAKVCachePool

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from minisgl.layers.base import Layer, Piece, shard_range, shard_size
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.config import ModelConfig

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+
 from minisgl.message import (
     AbortRequest,
     BackendMessage,

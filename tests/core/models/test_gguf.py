@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
 from minisgl.errors import ModelLoadError
 from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.resolve import resolve_checkpoint
 from minisgl.tokenizer.loading import load_tokenizer
 from support.forward import load_model, logits_of, read_config
 from support.tiny_models import write_tiny_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 gguf = pytest.importorskip("gguf")
 

@@ -5,10 +5,11 @@ import logging
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from minisgl.errors import ModelLoadError
 from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.loading import fill_dummy, load_weights
-from safetensors.torch import load_file, save_file
 from support.forward import build_context, load_model, load_name, logits_of, read_config, records
 from support.tiny_models import write_tiny_model
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+
 from minisgl.errors import ModelLoadError
 from minisgl.models import resolve
 from minisgl.models.resolve import resolve_checkpoint

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from minisgl.moe.interface import MoeContext
 from minisgl.moe.torch_backend import TorchMoeBackend
 

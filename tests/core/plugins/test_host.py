@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
+
 from minisgl.errors import ModelLoadError, PluginError
 from minisgl.plugins import RequestStats, StepStats
 

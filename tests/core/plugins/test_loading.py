@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+
 from minisgl.errors import PluginError
 from minisgl.plugins import AttentionBackendRecord
 from support import plugin_code

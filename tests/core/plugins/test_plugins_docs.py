@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+
 from minisgl.attention import AttentionContext, AttentionLayerSpec, Batch
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.errors import UnsupportedBackendError

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from support.fake_engine import EOS, generate
 from support.scheduling import Harness
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from support.fake_scheduler import MAX_SEQ_LEN
 from support.in_process_engine import MODEL, Served, served
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from minisgl.errors import RequestError
 from minisgl.server import client as client_module
 from support.in_process_engine import MODEL, Served, served

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+
 from minisgl.settings import configure_logging
 
 

@@ -5,6 +5,7 @@ import pickle
 from typing import Any
 
 import pytest
+
 from minisgl.errors import SettingsError
 from minisgl.settings import Settings, json_schema, resolve_settings, settings_from_keywords
 from minisgl.settings.names import FLAT_NAMES, SWITCHES, fields

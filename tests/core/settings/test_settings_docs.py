@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from minisgl.settings import resolve_settings
 from minisgl.settings.model import Settings
 from support import settings_docs

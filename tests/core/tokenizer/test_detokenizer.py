@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minisgl.message import ErrorReply, Failure, StopFound, StreamStart, TextReply, TokenBatch
 from minisgl.request import SamplingParams
 from minisgl.tokenizer.detokenizer import Detokenizer

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minisgl.errors import RequestError
 from minisgl.tokenizer.encoding import PromptEncoder
 from support.text_tokenizers import byte_level, sentencepiece

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minisgl.tokenizer.incremental import REPLACEMENT, TextDecoder
 from support.text_tokenizers import byte_level, sentencepiece
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from minisgl.message import ErrorReply, GenerateRequest, TokenizeRequest
 from minisgl.request import SamplingParams
 from minisgl.tokenizer.encoding import PromptEncoder

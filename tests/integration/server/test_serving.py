@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from support.server_process import ServerProcess, running_server, wait_for
 from support.text_tokenizers import write_byte_level
 

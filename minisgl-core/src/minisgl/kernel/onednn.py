@@ -2,15 +2,15 @@
 
 torch sends float32 products to MKL, whose kernels for 2 to 32 rows leave much of a core idle;
 the oneDNN that torch carries along for its compiler does not. The operator is torch's own but not
-public (https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/mkldnn/Linear.cpp), so it is
-tried once at start-up and the reference stays if it is missing or disagrees.
+public (aten/src/ATen/native/mkldnn/Linear.cpp in pytorch/pytorch; there since 2.0), so it is tried
+once at start-up, and the reference stays if it is missing or disagrees.
 """
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 _FEWEST_ROWS, _MOST_ROWS = 2, 32
-"""One row is a matrix-vector product, which MKL does at the memory's speed; above, both are equal."""
+"""MKL does one row, a matrix-vector product, at the memory's speed; above, both are equal."""
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -94,6 +94,7 @@ class LLM:
                 listener = answers[number].add
                 uids.append(self._session.submit(token_ids, params[number], listener))
             self._run(answers, progress=progress)
+            self._session.settle()
         except RequestError as error:
             self._abort(uids)
             if len(uids) < len(encoded) == len(many) > 1:
@@ -174,8 +175,7 @@ class LLM:
         """End requests that still run and let the scheduler clean up after them."""
         for uid in uids:
             self._session.abort(uid)
-        if self._session.has_messages:
-            self._session.step()
+        self._session.settle()
 
 
 def _spread(

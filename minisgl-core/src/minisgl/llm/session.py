@@ -95,14 +95,18 @@ class Session:
             return self.has_work
 
     @property
-    def has_messages(self) -> bool:
-        """Whether the scheduler has something to read."""
-        return bool(self._transport.inbox)
-
-    @property
     def has_work(self) -> bool:
         """Whether any request is unanswered."""
-        return bool(self._scheduler.has_work or self._transport.inbox)
+        return not self._closed and bool(self._scheduler.has_work or self._transport.inbox)
+
+    def settle(self) -> None:
+        """Let the scheduler take note of aborts and stop strings whose answers are complete.
+
+        Nobody waits for those, so nobody else would run the steps that free their pages.
+        """
+        with self._lock:
+            while self.has_work and (self._transport.inbox or not self._listeners):
+                self.step()
 
     def close(self) -> None:
         """Abort what runs and drop the engine; later calls raise."""

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -90,7 +91,9 @@ class WorkerPool:
             args=(WorkerJob(target, name, self._settings, self._addresses, there, os.getpid()),),
         )
         # A Ctrl-C in the first moments of the child would end it with a traceback: the child
-        # inherits the block and lifts it once it ignores the signals.
+        # inherits the block and lifts it once it ignores the signals. The tracker that spawning
+        # wants must run by then, because starting it lifts the block.
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
         try:
             process.start()

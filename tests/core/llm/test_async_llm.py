@@ -1,0 +1,97 @@
+"""``AsyncLLM``: streams on an event loop, aborts, errors, closing."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from minisgl import LLM, AsyncLLM, SamplingParams
+from minisgl.errors import RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+
+
+async def collect(llm: AsyncLLM, prompt: str) -> list[int]:
+    return [token async for chunk in llm.generate(prompt, GREEDY) for token in chunk.token_ids]
+
+
+def test_many_streams_at_once_get_what_each_gets_alone(tiny_path: Path, llm: LLM) -> None:
+    prompts = ["a" * n for n in range(1, 9)]
+    expected = [one.token_ids for one in llm.generate(prompts, GREEDY, progress=False)]
+
+    async def main() -> list[list[int]]:
+        async with AsyncLLM(str(tiny_path), progress=False) as served:
+            return await asyncio.gather(*(collect(served, prompt) for prompt in prompts))
+
+    assert asyncio.run(main()) == expected
+
+
+def test_abort_ends_a_stream_with_its_reason_and_frees_its_pages(tiny_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(tiny_path), progress=False, num_pages=60) as llm:
+            reasons = []
+            async for chunk in llm.generate("hello", LONG, request_id="mine"):
+                if chunk.finish_reason is None:
+                    assert await llm.abort("mine")
+                reasons.append(chunk.finish_reason)
+            assert reasons[-1] == "abort"
+            assert not await llm.abort("mine"), "it is over"
+            assert await collect(llm, "hello"), "the next request is served"
+            llm._session._scheduler.check()
+            assert llm._session._scheduler.num_running == 0
+
+    asyncio.run(main())
+
+
+def test_leaving_the_loop_early_aborts(tiny_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(tiny_path), progress=False) as llm:
+            stream = llm.generate("hello", LONG)
+            async for _ in stream:
+                break
+            await stream.aclose()  # type: ignore[attr-defined]
+            for _ in range(200):
+                if not llm._session.has_work:
+                    break
+                await asyncio.sleep(0.01)
+            assert llm._session._scheduler.num_running == 0
+
+    asyncio.run(main())
+
+
+def test_a_bad_prompt_raises_and_the_next_is_served(tiny_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(tiny_path), progress=False) as llm:
+            with pytest.raises(RequestError, match="the prompt is empty"):
+                await collect(llm, "")
+            assert await collect(llm, "hello")
+
+    asyncio.run(main())
+
+
+def test_one_request_id_serves_one_running_request(tiny_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(tiny_path), progress=False) as llm:
+            first = llm.generate("hello", LONG, request_id="same")
+            await anext(first)
+            with pytest.raises(ValueError, match="'same' is already running"):
+                await anext(llm.generate("hello", GREEDY, request_id="same"))
+            await first.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+
+
+def test_closing_ends_what_runs(tiny_path: Path) -> None:
+    async def main() -> None:
+        llm = AsyncLLM(str(tiny_path), progress=False)
+        stream = llm.generate("hello", LONG)
+        await anext(stream)
+        await llm.close()
+        await llm.close()
+        reasons = [chunk.finish_reason async for chunk in stream]
+        assert reasons[-1] == "abort"
+        with pytest.raises(RuntimeError, match="closed"):
+            await anext(llm.generate("hello", GREEDY))
+
+    asyncio.run(main())

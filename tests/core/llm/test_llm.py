@@ -1,0 +1,190 @@
+"""``LLM``: forms of prompts, results, streams, errors, closing."""
+
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+
+from minisgl import LLM, SamplingParams
+from minisgl.errors import ModelLoadError, RequestError, SettingsError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def all_pages_are_free(llm: LLM) -> bool:
+    scheduler = llm._session._scheduler
+    scheduler.check()
+    held = scheduler.cache.prefix_cache.num_pages
+    return (
+        scheduler.num_running == 0
+        and scheduler.cache.num_free + held == llm.info.num_pages
+        and scheduler.cache.prefix_cache.num_evictable_pages == held
+    )
+
+
+def test_one_prompt_of_each_form_and_many_of_mixed_forms(llm: LLM) -> None:
+    chat = [{"role": "user", "content": "hello"}]
+    ids = llm.tokenizer("hello")["input_ids"]
+    single = [llm.generate(prompt, GREEDY, progress=False) for prompt in ("hello", ids, chat)]
+    assert [len(results) for results in single] == [1, 1, 1]
+    assert single[0][0].token_ids == single[1][0].token_ids
+    many = llm.generate(["hello", ids, chat], GREEDY, progress=False)
+    assert [one.token_ids for one in many] == [one.token_ids for [one] in single]
+    template = llm.tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_dict=False
+    )
+    assert many[2].num_prompt_tokens == len(template)
+
+
+def test_results_are_in_the_order_of_prompts_whatever_their_length(llm: LLM) -> None:
+    prompts = ["a" * n for n in (40, 1, 25, 3)]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (2, 9, 1, 5)]
+    results = llm.generate(prompts, params, progress=False)
+    assert [one.num_prompt_tokens for one in results] == [40, 1, 25, 3]
+    assert [len(one.token_ids) for one in results] == [2, 9, 1, 5]
+    assert {one.finish_reason for one in results} == {"length"}
+
+
+def test_no_prompts_give_no_results(llm: LLM) -> None:
+    assert llm.generate([], GREEDY, progress=False) == []
+
+
+def test_the_prefix_cache_lives_on_between_calls(llm: LLM) -> None:
+    prompt = "a prompt that nobody else in this module uses"
+    cold = llm.generate(prompt, GREEDY, progress=False)[0]
+    warm = llm.generate(prompt, GREEDY, progress=False)[0]
+    assert warm.num_cached_tokens == (cold.num_prompt_tokens - 1) // 4 * 4
+    assert warm.token_ids == cold.token_ids
+
+
+def test_stop_strings_cut_the_text_and_count_what_was_needed(llm: LLM) -> None:
+    free = llm.generate("hello", GREEDY, progress=False)[0]
+    stop = free.text[2:4]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=[stop])
+    cut = llm.generate("hello", params, progress=False)[0]
+    assert cut.text == free.text[: free.text.index(stop)]
+    assert cut.finish_reason == "stop"
+    assert len(cut.token_ids) < len(free.token_ids)
+    assert all_pages_are_free(llm)
+
+
+def test_a_stream_concatenates_to_the_whole_answer(llm: LLM) -> None:
+    whole = llm.generate("hello", GREEDY, progress=False)[0]
+    chunks = list(llm.stream("hello", GREEDY))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason == "length"
+
+
+def test_closing_a_stream_aborts_it_and_frees_its_pages(llm: LLM) -> None:
+    stream = llm.stream("hello", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+    next(stream)
+    assert not all_pages_are_free(llm)
+    stream.close()
+    assert all_pages_are_free(llm)
+
+
+def test_streams_may_be_interleaved(llm: LLM) -> None:
+    alone = ["".join(c.text for c in llm.stream(p, GREEDY)) for p in ("hello", "12 34")]
+    first, second = llm.stream("hello", GREEDY), llm.stream("12 34", GREEDY)
+    texts = ["", ""]
+    for chunks in itertools.zip_longest(first, second):
+        for place, chunk in enumerate(chunks):
+            texts[place] += chunk.text if chunk else ""
+    assert texts == alone
+
+
+def test_threads_may_share_one_llm(llm: LLM) -> None:
+    expected = {n: llm.generate("a" * n, GREEDY, progress=False)[0].token_ids for n in range(1, 7)}
+    got: dict[int, list[int]] = {}
+
+    def work(n: int) -> None:
+        got[n] = llm.generate("a" * n, GREEDY, progress=False)[0].token_ids
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (["hello", ""], "prompt 1: the prompt is empty"),
+        (["hello", [1, 99999]], r"prompt 1: prompt must hold token ids from 0 to 262"),
+        (["hello", "a" * 600], r"prompt 1: prompt has 600 tokens; this server takes at most"),
+        (["a", [{"role": "user", "content": [{"type": "image_url"}]}]], "prompt 1: .*image_url"),
+        (5, "prompts must be text, token ids, chat messages"),
+    ],
+)
+def test_a_prompt_that_cannot_be_served_is_named_before_anything_runs(
+    llm: LLM, prompts: list[object], message: str
+) -> None:
+    before = llm._session._scheduler.num_processed_steps
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompts, GREEDY, progress=False)  # type: ignore[arg-type]
+    assert llm._session._scheduler.num_processed_steps == before
+    assert all_pages_are_free(llm)
+    assert len(llm.generate("hello", GREEDY, progress=False)) == 1, "the next call is served"
+
+
+def test_one_sampling_params_for_each_prompt_or_one_for_all(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="2 entries for 1 prompts"):
+        llm.generate("hello", [GREEDY, GREEDY], progress=False)
+
+
+def test_min_tokens_keeps_the_end_of_sequence_away(llm: LLM) -> None:
+    for n in range(8):
+        params = SamplingParams(temperature=3.0, seed=n, min_tokens=9, max_tokens=9)
+        result = llm.generate("hello", params, progress=False)[0]
+        assert len(result.token_ids) == 9
+        assert not {0, 2} & set(result.token_ids[:-1])
+
+
+def test_a_closed_llm_says_so(tiny_path: Path) -> None:
+    llm = LLM(str(tiny_path), progress=False)
+    llm.close()
+    llm.close()
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        llm.generate("hello", GREEDY, progress=False)
+
+
+def test_two_engines_live_in_one_process(tiny_path: Path, llm: LLM) -> None:
+    expected = llm.generate("hello", GREEDY, progress=False)[0].token_ids
+    with LLM(str(tiny_path), progress=False, page_size=16, max_prefill_tokens=16) as other:
+        assert other.generate("hello", GREEDY, progress=False)[0].token_ids == expected
+
+
+def test_dummy_weights_need_no_checkpoint_and_are_seeded(tiny_path: Path) -> None:
+    outputs = []
+    for seed in (1, 1, 2):
+        with LLM(str(tiny_path), load_format="dummy", seed=seed, progress=False) as llm:
+            outputs.append(llm.generate("hello", GREEDY, progress=False)[0].token_ids)
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "message"),
+    [
+        ({"page_sise": 4}, SettingsError, "page_size"),
+        ({"page_size": 0}, SettingsError, "page_size"),
+        ({"tp": 2}, SettingsError, "tensor_parallel_size=2"),
+        ({"max_seq_len": 9999}, SettingsError, "beyond the 512 positions"),
+        ({"device": "cuda:7"}, SettingsError, r"engine\.device='cuda:7'"),
+        ({"load_format": "gguf"}, ModelLoadError, "gguf"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_the_reason(
+    tiny_path: Path, keywords: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        LLM(str(tiny_path), progress=False, **keywords)
+
+
+def test_a_model_that_is_not_there_is_a_model_load_error() -> None:
+    with pytest.raises(ModelLoadError, match="/no/such/folder"):
+        LLM("/no/such/folder", progress=False)
