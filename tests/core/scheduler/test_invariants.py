@@ -266,3 +266,45 @@ def test_without_max_tokens_all_the_room_is_used() -> None:
     harness.finish()
     assert len(harness.clients[0].tokens) == 18
     assert harness.clients[0].reasons == ["length"]
+
+
+def test_the_oldest_request_is_never_retracted_even_with_the_lowest_priority() -> None:
+    harness = Harness(page_size=1, num_pages=30, max_seq_len=28, rows=4, budget=40)
+    harness.submit(0, [2] * 7, 0, max_tokens=18, min_tokens=18)
+    harness.step()
+    for uid in (1, 2):
+        harness.submit(uid, [uid + 3] * 7, 5, max_tokens=18, min_tokens=18)
+    harness.finish()
+    retracted = {stats.uid: stats.num_retractions for stats in harness.recorder.requests}
+    assert retracted[0] == 0
+    assert retracted[1] + retracted[2] > 0
+
+
+def test_invariant_15_a_large_request_is_overtaken_only_so_often() -> None:
+    """Catches: skip-ahead without ageing, under which small requests pass a large one for ever."""
+    harness = Harness(
+        page_size=1, num_pages=30, max_seq_len=30, rows=6, budget=30, cache="naive"
+    )
+    for uid in range(12):  # one after the other, so that they never all end together
+        harness.submit(500 + uid, [uid % 8 + 2] * 3, max_tokens=6, min_tokens=6)
+        harness.step()
+    harness.submit(1000, [9] * 24, max_tokens=4, min_tokens=4)
+    for now in range(400):
+        harness.submit(10 + now, [now % 8 + 2] * 3, max_tokens=6, min_tokens=6)
+        harness.step()
+        if harness.clients[1000].reasons:
+            break
+    assert harness.clients[1000].tokens == generate([9] * 24, 4, min_tokens=4)
+
+
+def test_what_a_failed_step_should_have_computed_is_never_shared() -> None:
+    """Catches: a prefix cached by launched instead of committed lengths."""
+    prompt = [2, 3, 4, 5, 6, 7, 8, 9] * 2
+    harness = Harness(page_size=2, budget=4, fail_at=lambda plan: plan.number == 2)
+    harness.submit(0, prompt, max_tokens=4)
+    harness.finish()
+    assert harness.clients[0].reasons == ["error"]
+    harness.submit(1, prompt, max_tokens=4)
+    harness.finish()
+    assert harness.clients[1].num_cached == 8, "the two chunks before it were computed"
+    assert harness.clients[1].tokens == generate(prompt, 4)
