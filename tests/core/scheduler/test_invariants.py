@@ -282,9 +282,7 @@ def test_the_oldest_request_is_never_retracted_even_with_the_lowest_priority() -
 
 def test_invariant_15_a_large_request_is_overtaken_only_so_often() -> None:
     """Catches: skip-ahead without ageing, under which small requests pass a large one for ever."""
-    harness = Harness(
-        page_size=1, num_pages=30, max_seq_len=30, rows=6, budget=30, cache="naive"
-    )
+    harness = Harness(page_size=1, num_pages=30, max_seq_len=30, rows=6, budget=30, cache="naive")
     for uid in range(12):  # one after the other, so that they never all end together
         harness.submit(500 + uid, [uid % 8 + 2] * 3, max_tokens=6, min_tokens=6)
         harness.step()

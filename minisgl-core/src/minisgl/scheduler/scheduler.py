@@ -9,12 +9,10 @@ launches is unprocessed.
 import logging
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.engine.engine import EngineInfo
 from minisgl.engine.plan import ROW_PARAMS, BatchPlan, LaunchPlan
 from minisgl.errors import RequestError
 from minisgl.kvcache.interface import PrefixCache
@@ -28,54 +26,24 @@ from minisgl.message import (
     Shutdown,
     StopFound,
 )
-from minisgl.request import FinishReason, RequestStats, StepStats
+from minisgl.request import FinishReason
 from minisgl.scheduler.admission import validate
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.decode import DecodeManager, choose_victim
+from minisgl.scheduler.early_aborts import EarlyAborts
+from minisgl.scheduler.interfaces import Observers, StepEngine, StepResult
 from minisgl.scheduler.launch import LaunchBuilder
 from minisgl.scheduler.output import OutputCollector
 from minisgl.scheduler.prefill import PrefillManager
 from minisgl.scheduler.request_state import RequestState
+from minisgl.scheduler.stats import request_stats, step_stats
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.transport import Transport
 
 logger = logging.getLogger(__name__)
 
-_ABORT_MEMORY_S = 60.0
-"""An abort that overtakes its request is remembered for so long."""
-
 _MAX_FAILED_STEPS = 3
 """So many failed steps in a row mean that the engine is broken, not a request."""
-
-
-class StepResult(Protocol):
-    """A launched step."""
-
-    def tokens(self) -> list[npt.NDArray[np.int32]]:
-        """Wait for the step; one array of sampled tokens a launch."""
-
-
-class StepEngine(Protocol):
-    """What the scheduler asks of an engine."""
-
-    info: EngineInfo
-
-    def forward_batch(self, plan: BatchPlan) -> StepResult:
-        """Launch a step; returns at once."""
-
-
-class Observers(Protocol):
-    """Who is told about finished steps and requests."""
-
-    @property
-    def has_step_observers(self) -> bool:
-        """Whether anybody wants ``step_finished``."""
-
-    def step_finished(self, stats: StepStats) -> None:
-        """Take note of a step."""
-
-    def request_finished(self, stats: RequestStats) -> None:
-        """Take note of a request."""
 
 
 @dataclass(slots=True)
@@ -134,7 +102,7 @@ class Scheduler:
         self._requests: dict[int, RequestState] = {}
         self._leaving: list[RequestState] = []
         self._added: list[RequestState] = []
-        self._early_aborts: dict[int, float] = {}
+        self._early_aborts = EarlyAborts()
         self._pending: _InFlight | None = None
         self._stopping = False
         self._draining = False
@@ -247,21 +215,15 @@ class Scheduler:
         self._prefill.enqueue(request)
         if failure is not None:
             self._finish(request, FinishReason.ERROR, failure=failure)
-        elif self._early_aborts.pop(message.uid, None) is not None:
+        elif self._early_aborts.take(message.uid):
             self._finish(request, FinishReason.ABORT)
 
     def _abort(self, uid: int) -> None:
         request = self._requests.get(uid)
-        if request is not None:
+        if request is None:
+            self._early_aborts.add(uid)
+        else:
             self._finish(request, FinishReason.ABORT)
-            return
-        now = time.monotonic()
-        self._early_aborts[uid] = now
-        # Entries are in order of time: forget the old ones at the front.
-        while (first := next(iter(self._early_aborts))) != uid:
-            if now - self._early_aborts[first] < _ABORT_MEMORY_S:
-                break
-            del self._early_aborts[first]
 
     def _heartbeat(self, sequence: int) -> Pong:
         return Pong(
@@ -404,7 +366,17 @@ class Scheduler:
         self.num_processed_steps += 1
         if self._observers is not None and self._observers.has_step_observers:
             host_s = step.host_s + time.perf_counter() - began
-            self._observers.step_finished(self._step_stats(step, host_s))
+            self._observers.step_finished(
+                step_stats(
+                    step.number,
+                    step.launches,
+                    self.cache,
+                    num_running=self.num_running,
+                    num_waiting=self.num_waiting,
+                    num_retracted=self.num_retractions,
+                    host_s=host_s,
+                )
+            )
 
     def _commit(self, launch: LaunchPlan, sampled: npt.NDArray[np.int32]) -> None:
         table = self.table
@@ -481,7 +453,7 @@ class Scheduler:
                 self._leaving.append(request)
         self._output.finish(request)
         if self._observers is not None:
-            self._observers.request_finished(_request_stats(request))
+            self._observers.request_finished(request_stats(request))
 
     def _settle(self) -> None:
         """Take back rows and pages of leaving requests of which nothing is in flight."""
@@ -503,34 +475,3 @@ class Scheduler:
         batch = self._output.take()
         if batch is not None:
             self._transport.send(batch)
-
-    def _step_stats(self, step: _InFlight, host_s: float) -> StepStats:
-        num_decode = sum(launch.num_decode_rows for launch in step.launches)
-        return StepStats(
-            step=step.number,
-            num_decode_rows=num_decode,
-            num_prefill_rows=sum(len(launch.rows) for launch in step.launches) - num_decode,
-            num_prefill_tokens=sum(len(launch.token_ids) for launch in step.launches),
-            num_running=self.num_running,
-            num_waiting=self.num_waiting,
-            num_free_pages=self.cache.num_free,
-            num_cached_pages=self.cache.prefix_cache.num_pages,
-            num_pages=self.cache.num_pages,
-            num_retracted=self.num_retractions,
-            host_us=host_s * 1e6,
-        )
-
-
-def _request_stats(request: RequestState) -> RequestStats:
-    arrival = request.arrival
-    return RequestStats(
-        uid=request.uid,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_cached_tokens=request.num_cached_tokens,
-        num_completion_tokens=request.num_output_tokens,
-        finish_reason=str(request.terminal),
-        queue_time=None if request.first_launch is None else request.first_launch - arrival,
-        time_to_first_token=None if request.first_token is None else request.first_token - arrival,
-        total_time=time.monotonic() - arrival,
-        num_retractions=request.num_retractions,
-    )

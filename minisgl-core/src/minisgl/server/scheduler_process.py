@@ -2,21 +2,38 @@
 
 from minisgl.message.sockets import Addresses
 from minisgl.message.status import StatusSender
+from minisgl.plugins.host import Fingerprint
 from minisgl.settings import Settings
 
 
-def scheduler_main(settings: Settings, addresses: Addresses, status: StatusSender) -> None:
+def scheduler_main(
+    settings: Settings,
+    addresses: Addresses,
+    status: StatusSender,
+    *,
+    expected_plugins: Fingerprint | None = None,
+) -> None:
     """Build the scheduler, serve until ``Shutdown``, close the sockets.
 
+    Args:
+        settings: everything, models and tokenizers by local paths.
+        addresses: of all sockets.
+        status: tells the supervisor how far the start has come.
+        expected_plugins: what the process that started this one has loaded.
+
     Raises:
-        ModelLoadError, DoesNotFitError, PluginError: the start fails.
+        PluginError: this process sees other plugins, or a chosen one cannot run.
+        ModelLoadError, DoesNotFitError: the start fails.
     """
     status.starting("loading the model")
-    from minisgl.bootstrap import build_scheduler
+    from minisgl.bootstrap import build_scheduler, load_host
     from minisgl.scheduler.zmq_transport import ZmqTransport
 
+    host = load_host(settings)
+    if expected_plugins is not None:
+        host.check_fingerprint(expected_plugins)
     transport = ZmqTransport(addresses)
-    scheduler = build_scheduler(settings, transport, progress=True)
+    scheduler = build_scheduler(settings, transport, host, progress=True)
     status.ready({"max_seq_len": scheduler.info.max_seq_len})
     try:
         scheduler.run()

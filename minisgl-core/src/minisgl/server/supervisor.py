@@ -9,6 +9,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -91,12 +92,19 @@ def serve(
                 addresses=addresses,
                 host=host,
                 bound=bound,
-                targets=targets or WorkerTargets(),
+                targets=targets or _targets(host),
             )
             try:
                 return asyncio.run(server.run(announce))
             except asyncio.CancelledError:
                 return 128 + server.last_signal
+
+
+def _targets(host: PluginHost) -> WorkerTargets:
+    """Return the real workers; the scheduler must see the plugins that this process has seen."""
+    return WorkerTargets(
+        scheduler=functools.partial(scheduler_main, expected_plugins=host.fingerprint())
+    )
 
 
 def _with_local_paths(settings: Settings, host: PluginHost) -> Settings:

@@ -1,0 +1,40 @@
+"""What the scheduler asks of its surroundings."""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.engine.engine import EngineInfo
+from minisgl.engine.plan import BatchPlan
+from minisgl.request import RequestStats, StepStats
+
+
+class StepResult(Protocol):
+    """A launched step."""
+
+    def tokens(self) -> list[npt.NDArray[np.int32]]:
+        """Wait for the step; one array of sampled tokens a launch."""
+
+
+class StepEngine(Protocol):
+    """What the scheduler asks of an engine."""
+
+    info: EngineInfo
+
+    def forward_batch(self, plan: BatchPlan) -> StepResult:
+        """Launch a step; returns at once."""
+
+
+class Observers(Protocol):
+    """Who is told about finished steps and requests."""
+
+    @property
+    def has_step_observers(self) -> bool:
+        """Whether anybody wants ``step_finished``."""
+
+    def step_finished(self, stats: StepStats) -> None:
+        """Take note of a step."""
+
+    def request_finished(self, stats: RequestStats) -> None:
+        """Take note of a request."""

@@ -1,0 +1,52 @@
+"""What observers are told."""
+
+import time
+from collections.abc import Sequence
+
+from minisgl.engine.plan import LaunchPlan
+from minisgl.request import RequestStats, StepStats
+from minisgl.scheduler.cache import CacheManager
+from minisgl.scheduler.request_state import RequestState
+
+
+def step_stats(
+    number: int,
+    launches: Sequence[LaunchPlan],
+    cache: CacheManager,
+    *,
+    num_running: int,
+    num_waiting: int,
+    num_retracted: int,
+    host_s: float,
+) -> StepStats:
+    """Return the statistics of a processed step; ``host_s`` is the host's time in seconds."""
+    num_decode = sum(launch.num_decode_rows for launch in launches)
+    return StepStats(
+        step=number,
+        num_decode_rows=num_decode,
+        num_prefill_rows=sum(len(launch.rows) for launch in launches) - num_decode,
+        num_prefill_tokens=sum(len(launch.token_ids) for launch in launches),
+        num_running=num_running,
+        num_waiting=num_waiting,
+        num_free_pages=cache.num_free,
+        num_cached_pages=cache.prefix_cache.num_pages,
+        num_pages=cache.num_pages,
+        num_retracted=num_retracted,
+        host_us=host_s * 1e6,
+    )
+
+
+def request_stats(request: RequestState) -> RequestStats:
+    """Return the statistics of a request that has just ended."""
+    arrival = request.arrival
+    return RequestStats(
+        uid=request.uid,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_completion_tokens=request.num_output_tokens,
+        finish_reason=str(request.terminal),
+        queue_time=None if request.first_launch is None else request.first_launch - arrival,
+        time_to_first_token=None if request.first_token is None else request.first_token - arrival,
+        total_time=time.monotonic() - arrival,
+        num_retractions=request.num_retractions,
+    )
