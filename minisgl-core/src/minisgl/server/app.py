@@ -111,7 +111,7 @@ def _add_status_routes(app: FastAPI, client: EngineClient, model: ServedModel) -
         reason = client.why_unhealthy()
         if reason is not None:
             return error_response(RequestError(reason, status=503, code="unhealthy"))
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", **client.load()})
 
     @app.get("/version")
     async def package_version() -> dict[str, str]:

@@ -255,6 +255,19 @@ class EngineClient:
             self._scheduler.send(message)
             await asyncio.sleep(PING_INTERVAL)
 
+    def load(self) -> dict[str, int]:
+        """Return what the scheduler's last heartbeat said: requests, pages, steps."""
+        beat = self.last_heartbeat
+        if beat is None:
+            return {}
+        return {
+            "num_running": beat.num_running,
+            "num_waiting": beat.num_waiting,
+            "num_free_pages": beat.num_free_pages,
+            "num_pages": beat.num_pages,
+            "num_steps": beat.num_steps,
+        }
+
     def why_unhealthy(self) -> str | None:
         """Return why the server cannot serve now, or ``None`` if it can."""
         if self._failure is not None:
