@@ -1,5 +1,8 @@
 """The standard KV pool: K and V of all layers in two tensors, layout ``NHD``."""
 
+import math
+
+import numpy as np
 import torch
 
 from minisgl.errors import DoesNotFitError
@@ -27,8 +30,8 @@ class MHAKVCachePool(KVCachePool):
         spec = self.spec
         shape = (spec.num_layers, num_pages, spec.page_size, spec.num_kv_heads, spec.head_dim)
         try:
-            k, v = (torch.zeros(shape, dtype=spec.dtype, device=spec.device) for _ in range(2))
-        except RuntimeError as error:
+            k, v = (_zeros(shape, spec.dtype, spec.device) for _ in range(2))
+        except (RuntimeError, MemoryError) as error:
             gib = num_pages * self.bytes_per_page(spec) / 2**30
             raise DoesNotFitError(
                 f"a KV pool of {num_pages} pages needs {gib:.1f} GiB, which {spec.device} does not "
@@ -51,3 +54,17 @@ class MHAKVCachePool(KVCachePool):
         slots = slots.clamp_min(0)
         flat_k.index_copy_(0, slots, k)
         flat_v.index_copy_(0, slots, v)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a zeroed tensor; in main memory one that takes no more than what is written to it.
+
+    torch.zeros writes every byte. numpy asks the system for zeroed memory, which comes page by
+    page when it is first touched.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size, alignment = math.prod(shape) * dtype.itemsize, 64
+    buffer = np.zeros(size + alignment, dtype=np.uint8)
+    offset = -buffer.ctypes.data % alignment
+    return torch.from_numpy(buffer[offset : offset + size]).view(dtype).view(shape)
