@@ -20,7 +20,7 @@ from minisgl.scheduler.transport import MemoryTransport
 from minisgl.server.app import ServedModel, create_app
 from minisgl.server.client import EngineClient
 from minisgl.tokenizer.detokenizer import Detokenizer
-from minisgl.tokenizer.encoding import PromptEncoder
+from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
 from minisgl.tokenizer.worker import tokenize
 from support.fake_scheduler import MAX_SEQ_LEN, EchoScheduler
 from support.text_tokenizers import byte_level
@@ -106,7 +106,8 @@ async def served(*, api_key: str | None = None, pings: bool = True) -> AsyncIter
     """Yield a running application; checks at the end that no request was forgotten."""
     engine = InProcessEngine()
     client = EngineClient(tokenizer=engine, scheduler=engine, replies=engine)
-    app = create_app(client, ServedModel(MODEL, MAX_SEQ_LEN), api_key=api_key)
+    model = ServedModel(MODEL, MAX_SEQ_LEN, max_chars_per_token(byte_level()))
+    app = create_app(client, model, api_key=api_key)
     tasks = [asyncio.create_task(client.listen())]
     if pings:
         tasks.append(asyncio.create_task(client.ping()))

@@ -25,6 +25,10 @@ class LightTokenizer:
         self.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.backend_tokenizer.decoder = decoders.ByteLevel()
 
+    def get_vocab(self) -> dict[str, int]:
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
+        return vocabulary
+
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
         return {"input_ids": self.backend_tokenizer.encode(text).ids}
 

@@ -31,6 +31,7 @@ from minisgl.plugins.lazy import load_object
 from minisgl.plugins.query import build_query
 from minisgl.plugins.records import BackendQuery, ModelRecord
 from minisgl.plugins.selection import (
+    AUTO,
     AttentionSelection,
     select_attention,
     select_kv_pool,
@@ -256,6 +257,8 @@ def _create_attention(
 def _create_moe(site: _Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
     settings, moe = site.settings, site.config.moe
     if moe is None:
+        if settings.moe.backend != AUTO:
+            site.host.moe.get(settings.moe.backend)  # nothing runs it, but a typo must show
         return None, ()
     chosen = select_moe(site.host, site.query, settings.moe.backend, settings.backend_options)
     context = MoeContext(

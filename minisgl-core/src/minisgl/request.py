@@ -14,6 +14,7 @@ import msgspec
 from minisgl.errors import RequestError
 
 MAX_SEED: Final = 2**63 - 1
+MAX_WHOLE: Final = 2**31 - 1
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_TOKEN_IDS: Final = 256
 
@@ -71,9 +72,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         _make_tuples(self)
         for name, fine, allowed in (
-            ("max_tokens", _optional(_whole(self.max_tokens, 1), self.max_tokens), "at least 1"),
+            (
+                "max_tokens",
+                _optional(_whole(self.max_tokens, 1), self.max_tokens),
+                f"at least 1 and at most {MAX_WHOLE}",
+            ),
             ("temperature", _real(self.temperature, 0, 100), "a number from 0 to 100"),
-            ("top_k", _whole(self.top_k, -1), "-1 or 0 (all), or at least 1"),
+            ("top_k", _whole(self.top_k, -1), f"-1 or 0 (all), or from 1 to {MAX_WHOLE}"),
             ("top_p", _real(self.top_p, 0, 1) and self.top_p > 0, "above 0 and at most 1"),
             ("min_p", _real(self.min_p, 0, 1), "from 0 to 1"),
             (
@@ -81,7 +86,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _optional(_whole(self.seed, 0, MAX_SEED), self.seed),
                 f"a whole number from 0 to {MAX_SEED}",
             ),
-            ("min_tokens", _whole(self.min_tokens, 0), "at least 0"),
+            ("min_tokens", _whole(self.min_tokens, 0), f"from 0 to {MAX_WHOLE}"),
             ("stop", _strings(self.stop), f"at most {MAX_STOP_STRINGS} non-empty strings"),
             (
                 "stop_token_ids",
@@ -117,7 +122,7 @@ def _make_tuples(params: SamplingParams) -> None:
             raise RequestError(f"{name} must be a list, got {_shortened(value)}", param=name)
 
 
-def _whole(value: object, low: int, high: int = 2**31 - 1) -> bool:
+def _whole(value: object, low: int, high: int = MAX_WHOLE) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 

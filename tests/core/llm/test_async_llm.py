@@ -95,3 +95,36 @@ def test_closing_ends_what_runs(tiny_path: Path) -> None:
             await anext(llm.generate("hello", GREEDY))
 
     asyncio.run(main())
+
+
+def test_a_loop_that_ended_under_a_stream_does_not_hurt_the_next_one(tiny_path: Path) -> None:
+    llm = AsyncLLM(str(tiny_path), progress=False)
+
+    async def leave_early() -> None:
+        async for _ in llm.generate("hello", LONG):
+            break
+
+    async def use_and_close() -> list[int]:
+        async with llm:
+            return await collect(llm, "hello")
+
+    for _ in range(3):
+        asyncio.run(leave_early())
+    assert len(asyncio.run(use_and_close())) == GREEDY.max_tokens
+
+
+def test_a_name_is_taken_once_even_if_both_calls_start_together(tiny_path: Path) -> None:
+    async def first_chunk(llm: AsyncLLM) -> None:
+        async for _ in llm.generate("hello", LONG, request_id="mine"):
+            await asyncio.sleep(0.05)
+
+    async def main() -> list[object]:
+        async with AsyncLLM(str(tiny_path), progress=False) as llm:
+            tasks = [asyncio.create_task(first_chunk(llm)) for _ in range(2)]
+            done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            return [type(task.exception()) for task in done]
+
+    assert asyncio.run(main()) == [ValueError]

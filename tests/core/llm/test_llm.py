@@ -1,14 +1,16 @@
 """``LLM``: forms of prompts, results, streams, errors, closing."""
 
 import itertools
+import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minisgl import LLM, SamplingParams
-from minisgl.errors import ModelLoadError, RequestError, SettingsError
+from minisgl.errors import ModelLoadError, RequestError, SettingsError, UnknownBackendError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -87,6 +89,15 @@ def test_closing_a_stream_aborts_it_and_frees_its_pages(llm: LLM) -> None:
     assert all_pages_are_free(llm)
 
 
+def test_a_stream_that_nobody_reads_runs_nothing(llm: LLM) -> None:
+    stream = llm.stream("hello", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+    stream.close()
+    before = llm._session._scheduler.num_processed_steps
+    llm.generate("hello", SamplingParams(temperature=0, max_tokens=1), progress=False)
+    assert llm._session._scheduler.num_processed_steps == before + 1
+    assert all_pages_are_free(llm)
+
+
 def test_streams_may_be_interleaved(llm: LLM) -> None:
     alone = ["".join(c.text for c in llm.stream(p, GREEDY)) for p in ("hello", "12 34")]
     first, second = llm.stream("hello", GREEDY), llm.stream("12 34", GREEDY)
@@ -138,6 +149,57 @@ def test_one_sampling_params_for_each_prompt_or_one_for_all(llm: LLM) -> None:
         llm.generate("hello", [GREEDY, GREEDY], progress=False)
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, 5, [None], "x"])
+def test_what_is_no_sampling_params_is_refused(llm: LLM, params: Any) -> None:
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(RequestError, match="sampling_params must be a SamplingParams"):
+            call("h", params)
+
+
+@pytest.mark.parametrize("way", ["generate", "stream"])
+def test_ctrl_c_in_a_step_ends_the_call_and_nothing_else(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    expected = llm.generate("hello", GREEDY, progress=False)[0].token_ids
+    engine = llm._session._scheduler._engine
+    forward = engine.forward_batch
+    num_calls = 0
+
+    def interrupted(plan: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            signal.raise_signal(signal.SIGINT)
+        return forward(plan)
+
+    monkeypatch.setattr(engine, "forward_batch", interrupted)
+    calls: dict[str, Callable[[], object]] = {
+        "generate": lambda: llm.generate(["hello", "a" * 30], GREEDY, progress=False),
+        "stream": lambda: list(llm.stream("hello", GREEDY)),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        calls[way]()
+    assert num_calls <= 5, "it did not run on to the end"
+    assert all_pages_are_free(llm)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert llm.generate("hello", GREEDY, progress=False)[0].token_ids == expected
+
+
+def test_a_step_that_is_cut_in_its_middle_closes_the_llm_instead_of_hanging(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(str(tiny_path), progress=False) as llm:
+
+        def cut(plan: Any) -> Any:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(llm._session._scheduler._engine, "forward_batch", cut)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("hello", GREEDY, progress=False)
+        with pytest.raises(RuntimeError, match="this LLM is closed"):
+            llm.generate("hello", GREEDY, progress=False)
+
+
 def test_min_tokens_keeps_the_end_of_sequence_away(llm: LLM) -> None:
     for n in range(8):
         params = SamplingParams(temperature=3.0, seed=n, min_tokens=9, max_tokens=9)
@@ -177,6 +239,7 @@ def test_dummy_weights_need_no_checkpoint_and_are_seeded(tiny_path: Path) -> Non
         ({"max_seq_len": 9999}, SettingsError, "beyond the 512 positions"),
         ({"device": "cuda:7"}, SettingsError, r"engine\.device='cuda:7'"),
         ({"load_format": "gguf"}, ModelLoadError, "gguf"),
+        ({"moe_backend": "nope"}, UnknownBackendError, r"moe\.backend='nope' is not installed"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_the_reason(

@@ -45,7 +45,7 @@ def asks(draw: st.DrawFn, *, with_aborts: bool = False) -> Ask:
 @st.composite
 def set_ups(draw: st.DrawFn) -> dict[str, object]:
     """Everything that must not change a token."""
-    page_size = draw(st.sampled_from([1, 2, 3, 4, 16]))
+    page_size = draw(st.sampled_from([1, 2, 3, 4, 16, 64, 256]))
     # One request must fit into the pool: 24 prompt tokens and 12 more.
     least = -(-36 // page_size)
     return {

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minisgl.server.app import MAX_BODY_BYTES
 from support.fake_scheduler import MAX_SEQ_LEN
 from support.in_process_engine import MODEL, Served, served
 
@@ -553,3 +554,83 @@ def test_any_json_gets_an_answer_and_never_a_500(body) -> None:
         return [(await server.http.post(r, content=content)).status_code for r in (CHAT, TEXT)]
 
     assert set(run(scenario)) <= {200, 400}
+
+
+@both
+def test_text_that_must_be_too_long_never_reaches_the_tokenizer(
+    route: str, base: dict[str, Any]
+) -> None:
+    text = "x" * 10**6
+
+    async def scenario(server: Served) -> None:
+        parts = [{"type": "text", "text": text}]
+        bodies: list[dict[str, Any]] = (
+            [{"prompt": text}, {"prompt": ["x", text]}]
+            if route == TEXT
+            else [{"messages": [{"role": "user", "content": c}]} for c in (text, parts)]
+        )
+        for body in bodies:
+            response = await server.http.post(route, json={**base, **body})
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+            assert response.json()["error"]["param"] in body
+        assert server.engine.requests == []
+
+    run(scenario)
+
+
+@both
+def test_a_body_larger_than_any_request_is_refused_without_reading_it_all(
+    route: str, base: dict[str, Any]
+) -> None:
+    response = post(route, None, content=b" " * (MAX_BODY_BYTES + 1))
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+    assert post(route, None, content=json.dumps(base).encode() + b" " * 10**6).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "x" * 10**6, **HELLO},
+        {"stream_options": {"x" * 10**6: 1}, "stream": True, **HELLO},
+        {"messages": [{"role": "user", "content": {"x" * 10**6: 1}}]},
+    ],
+)
+def test_an_error_quotes_only_the_beginning_of_what_was_sent(body: dict[str, Any]) -> None:
+    response = post(CHAT, body)
+    assert response.status_code in {400, 404}
+    assert len(response.content) < 10_000
+
+
+@both
+def test_a_client_that_leaves_while_it_sends_is_no_crash(
+    route: str, base: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(server: Served) -> list[Any]:
+        messages = iter(
+            [
+                {"type": "http.request", "body": b"{", "more_body": True},
+                {"type": "http.disconnect"},
+            ]
+        )
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return next(messages)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": route,
+            "headers": [],
+            "query_string": b"",
+        }
+        await server.app(scope, receive, send)
+        return sent
+
+    assert run(scenario)[0]["status"] == 499
+    assert not caplog.records

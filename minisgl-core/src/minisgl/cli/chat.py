@@ -2,10 +2,8 @@
 
 import argparse
 import contextlib
-import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
-from types import FrameType
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Final
 
 from minisgl.cli.flags import add_settings_arguments
@@ -102,16 +100,13 @@ class Shell:
         self.messages.append({"role": "user", "content": line})
         pieces: list[str] = []
         try:
-            with (
-                _interrupt_flag() as interrupted,
-                contextlib.closing(self._stream()) as chunks,
-            ):
+            with contextlib.closing(self._stream()) as chunks:
                 for chunk in chunks:
                     print(chunk.text, end="", flush=True)
                     pieces.append(chunk.text)
-                    if interrupted():
-                        print(" (stopped)", end="")
-                        break
+        except KeyboardInterrupt:
+            # It comes at the end of a step, also of one that made no text to print.
+            print(" (stopped)", end="")
         except RequestError as error:
             self.messages.pop()
             print(f"error: {error.message} (/reset forgets the conversation)")
@@ -122,27 +117,6 @@ class Shell:
     def _stream(self) -> "Generator[GenerationChunk, None, None]":
         """Yield the answer; closing this aborts it."""
         yield from self._llm.stream(self.messages, self._params)
-
-
-@contextlib.contextmanager
-def _interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag, so that it never strikes inside an engine step.
-
-    The third one raises ``KeyboardInterrupt`` as usual, in case the step hangs.
-    """
-    num_interrupts = 0
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal num_interrupts
-        num_interrupts += 1
-        if num_interrupts >= 3:
-            signal.default_int_handler(number, frame)
-
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: num_interrupts > 0
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _read_line() -> str:

@@ -1,6 +1,7 @@
 """``AsyncLLM``: the same engine for programs with an event loop."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator
@@ -74,18 +75,21 @@ class AsyncLLM:
             RequestError: the prompt cannot be served, or the engine failed.
             ValueError: another running request has this ``request_id``.
         """
-        if request_id is not None and request_id in self._uids:
-            raise ValueError(f"request_id={request_id!r} is already running")
         loop = asyncio.get_running_loop()
         replies: asyncio.Queue[TextReply | ErrorReply] = asyncio.Queue()
 
         def listen(reply: TextReply | ErrorReply) -> None:
-            loop.call_soon_threadsafe(replies.put_nowait, reply)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(replies.put_nowait, reply)
 
-        token_ids = await asyncio.to_thread(self._session.encode, prompt)
-        uid = self._session.submit(token_ids, sampling_params or SamplingParams(), listen)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        request = await asyncio.to_thread(self._session.prepare, prompt, params)
+        # Nothing is awaited between the check of the name and its entry.
+        if request_id is not None and request_id in self._uids:
+            raise ValueError(f"request_id={request_id!r} is already running")
+        self._session.submit(request, listen)
         if request_id is not None:
-            self._uids[request_id] = uid
+            self._uids[request_id] = request.uid
         self._wake.set()
         try:
             while True:
@@ -98,7 +102,7 @@ class AsyncLLM:
         finally:
             if request_id is not None:
                 self._uids.pop(request_id, None)
-            self._abort(uid)
+            self._abort(request.uid)
 
     async def abort(self, request_id: str) -> bool:
         """End a running request: its iterator gets the reason ``abort``.

@@ -20,7 +20,7 @@ from minisgl.llm.results import (
     to_prompts,
 )
 from minisgl.llm.session import Session, to_settings
-from minisgl.message import ErrorReply, TextReply
+from minisgl.message import ErrorReply, GenerateRequest, TextReply
 from minisgl.request import SamplingParams
 from minisgl.settings import Settings
 
@@ -84,25 +84,19 @@ class LLM:
         """
         many = to_prompts(prompts)
         params = _spread(sampling_params, len(many))
+        requests = [
+            self._prepared(number, prompt, params[number], len(many))
+            for number, prompt in enumerate(many)
+        ]
         answers = [Collected() for _ in many]
-        uids: list[int] = []
-        encoded: list[list[int]] = []
         try:
-            for number, prompt in enumerate(many):
-                encoded.append(self._checked(number, prompt, len(many)))
-            for number, token_ids in enumerate(encoded):
-                listener = answers[number].add
-                uids.append(self._session.submit(token_ids, params[number], listener))
+            for request, answer in zip(requests, answers, strict=True):
+                self._session.submit(request, answer.add)
             self._run(answers, progress=progress)
             self._session.settle()
-        except RequestError as error:
-            self._abort(uids)
-            if len(uids) < len(encoded) == len(many) > 1:
-                raise _numbered(error, len(uids)) from error
-            raise
         except BaseException:
             # An interrupt in a notebook must not leave requests running.
-            self._abort(uids)
+            self._abort([request.uid for request in requests])
             raise
         return [answer.result() for answer in answers]
 
@@ -111,13 +105,12 @@ class LLM:
     ) -> Generator[GenerationChunk, None, None]:
         """Yield the answer to one prompt piece by piece; closing the iterator aborts it.
 
+        The prompt is checked at once and runs from the first ``next`` on.
+
         Raises:
             RequestError: the prompt cannot be served, or the engine failed.
         """
-        replies: deque[TextReply | ErrorReply] = deque()
-        token_ids = self._session.encode(prompt)
-        uid = self._session.submit(token_ids, sampling_params or SamplingParams(), replies.append)
-        return self._chunks(uid, replies)
+        return self._chunks(self._session.prepare(prompt, _or_default(sampling_params)))
 
     def close(self) -> None:
         """Abort what runs and free the model. Safe to call twice."""
@@ -134,9 +127,10 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _chunks(
-        self, uid: int, replies: deque[TextReply | ErrorReply]
-    ) -> Generator[GenerationChunk, None, None]:
+    def _chunks(self, request: GenerateRequest) -> Generator[GenerationChunk, None, None]:
+        # Submitted in here: a generator that nobody has started does not run its finally either.
+        replies: deque[TextReply | ErrorReply] = deque()
+        self._session.submit(request, replies.append)
         try:
             while True:
                 while not replies:
@@ -148,11 +142,13 @@ class LLM:
                 if reply.finish_reason is not None:
                     return
         finally:
-            self._abort([uid])
+            self._abort([request.uid])
 
-    def _checked(self, number: int, prompt: Prompt, num_prompts: int) -> list[int]:
+    def _prepared(
+        self, number: int, prompt: Prompt, params: SamplingParams, num_prompts: int
+    ) -> GenerateRequest:
         try:
-            return self._session.encode(prompt)
+            return self._session.prepare(prompt, params)
         except RequestError as error:
             raise (_numbered(error, number) if num_prompts > 1 else error) from error
 
@@ -182,7 +178,12 @@ def _spread(
     params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num_prompts
+        return [_or_default(params)] * num_prompts
+    if not isinstance(params, Sequence):
+        raise RequestError(
+            f"sampling_params must be a SamplingParams or a list of them, got {params!r}",
+            param="sampling_params",
+        )
     if len(params) != num_prompts:
         raise RequestError(
             f"sampling_params has {len(params)} entries for {num_prompts} prompts; give one for "
@@ -190,6 +191,10 @@ def _spread(
             param="sampling_params",
         )
     return list(params)
+
+
+def _or_default(params: SamplingParams | None) -> SamplingParams:
+    return SamplingParams() if params is None else params
 
 
 def _numbered(error: RequestError, number: int) -> RequestError:

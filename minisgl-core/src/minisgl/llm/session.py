@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from minisgl.bootstrap import build_scheduler, load_host
+from minisgl.errors import RequestError
+from minisgl.llm.interrupts import interrupts_at_the_end
 from minisgl.llm.results import Prompt
 from minisgl.message import AbortRequest, ErrorReply, GenerateRequest, TextReply
 from minisgl.request import SamplingParams
@@ -51,31 +53,33 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Return the prompt's token ids.
-
-        Raises:
-            RequestError: the prompt is empty, malformed, or refused by the chat template.
-        """
-        return self._encoder.encode(prompt)
-
-    def submit(
-        self, token_ids: list[int], params: SamplingParams, listener: Listener, priority: int = 0
-    ) -> int:
-        """Queue a request and return its number; never waits for a running step.
+    def prepare(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> GenerateRequest:
+        """Return the request for ``prompt``, checked; nothing runs before ``submit``.
 
         Raises:
             RequestError: it can never be served as asked.
             RuntimeError: the session is closed.
         """
-        if self._closed:
-            raise RuntimeError("this LLM is closed; make a new one")
-        data = np.array(token_ids, dtype="<i4").tobytes()
+        self._check_open()
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling_params must be a SamplingParams, got {params!r}",
+                param="sampling_params",
+            )
+        data = np.array(self._encoder.encode(prompt), dtype="<i4").tobytes()
         request = GenerateRequest(next(self._uids), data, params, priority)
         validate(request, self.info)
+        return request
+
+    def submit(self, request: GenerateRequest, listener: Listener) -> None:
+        """Queue a prepared request; never waits for a running step.
+
+        Raises:
+            RuntimeError: the session is closed.
+        """
+        self._check_open()
         self._listeners[request.uid] = listener
         self._transport.inbox.append(request)
-        return request.uid
 
     def abort(self, uid: int) -> None:
         """End a request, if it still runs; its listener gets the reason ``abort``."""
@@ -84,14 +88,15 @@ class Session:
 
     def step(self) -> bool:
         """Run one step and deliver what it made; returns whether there is more to do."""
-        with self._lock:
+        with self._lock, interrupts_at_the_end():
             try:
                 self._scheduler.receive(0)
                 self._scheduler.step()
-            except Exception as error:
+                self._deliver()
+            except BaseException as error:
+                # A step that did not reach its end cannot be repeated or gone on from.
                 self._fail_all(error)
                 raise
-            self._deliver()
             return self.has_work
 
     @property
@@ -120,6 +125,10 @@ class Session:
             self._closed = True
             del self._scheduler
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this LLM is closed; make a new one")
+
     def _deliver(self) -> None:
         for batch in self._transport.outbox:
             replies, stops = self._detokenizer.process(batch)
@@ -136,12 +145,13 @@ class Session:
         if listener is not None:
             listener(reply)
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         """Answer everybody when the engine is broken: nobody is left waiting."""
         self._closed = True
-        logger.error("the engine is broken: %s", error)
+        cause = str(error) or type(error).__name__
+        logger.error("the engine is broken: %s", cause)
         for uid in list(self._listeners):
-            self._reply(ErrorReply(uid, f"the engine failed: {error}", status=500))
+            self._reply(ErrorReply(uid, f"the engine failed: {cause}", status=500))
 
 
 def to_settings(model: str | None, settings: Settings | None, keywords: dict[str, Any]) -> Settings:

@@ -4,6 +4,7 @@ import hmac
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
@@ -14,7 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from minisgl.errors import RequestError
 from minisgl.request import SamplingParams
 from minisgl.server.client import EngineClient, Prompt
-from minisgl.server.errors import error_response, install_error_handlers
+from minisgl.server.errors import (
+    CLIENT_CLOSED_REQUEST,
+    error_response,
+    install_error_handlers,
+)
 from minisgl.server.openai_responses import Answer, ChatAnswer, CompletionAnswer
 from minisgl.server.openai_schema import (
     ChatRequest,
@@ -24,7 +29,8 @@ from minisgl.server.openai_schema import (
 )
 from minisgl.server.streaming import ClientGoneError, EventStreamResponse, unless_disconnected
 
-CLIENT_CLOSED_REQUEST = 499
+MAX_BODY_BYTES = 16 * 2**20
+"""Largest request body; one of token ids for a context of a million still fits."""
 
 
 @dataclass(slots=True)
@@ -34,11 +40,13 @@ class ServedModel:
     Attributes:
         name: what ``/v1/models`` lists and requests may name.
         max_seq_len: most tokens of one sequence; known once the model is loaded.
+        max_chars_per_token: most characters that one token stands for; likewise.
         created: Unix time of the start, in seconds.
     """
 
     name: str
     max_seq_len: int | None = None
+    max_chars_per_token: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def card(self) -> dict[str, Any]:
@@ -59,6 +67,19 @@ class ServedModel:
                 param="model",
                 status=404,
                 code="model_not_found",
+            )
+
+    def check_length(self, text: str, param: str) -> None:
+        """Refuse text that must be too long before the tokenizer, which all share, works on it."""
+        if self.max_seq_len is None or self.max_chars_per_token is None:
+            return
+        limit = self.max_seq_len * self.max_chars_per_token
+        if len(text) > limit:
+            raise RequestError(
+                f"{param} has {len(text)} characters; this server takes at most "
+                f"{self.max_seq_len} tokens, which are never more than {limit} characters",
+                param=param,
+                code="context_length_exceeded",
             )
 
 
@@ -132,8 +153,10 @@ def _add_generation_routes(app: FastAPI, client: EngineClient, model: ServedMode
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        asked = parser.parse(await request.body(), ChatRequest)
+        asked = parser.parse(await _body(request), ChatRequest)
         model.check_name(asked.model)
+        for text in asked.texts():
+            model.check_length(text, "messages")
         answer = ChatAnswer(model.name, include_usage=asked.include_usage)
         return await _respond(
             client,
@@ -147,11 +170,32 @@ def _add_generation_routes(app: FastAPI, client: EngineClient, model: ServedMode
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        asked = parser.parse(await request.body(), CompletionRequest)
+        asked = parser.parse(await _body(request), CompletionRequest)
         model.check_name(asked.model)
         prompts = asked.prompts()
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                model.check_length(prompt, "prompt")
         answer = CompletionAnswer(model.name, len(prompts), asked.include_usage)
         return await _respond(client, request, asked, prompts, answer)
+
+
+async def _body(request: Request) -> bytes:
+    """Return the request's body.
+
+    Raises:
+        RequestError: it is larger than what any request needs.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestError(
+                f"the request body is larger than {MAX_BODY_BYTES} bytes",
+                status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                code="request_too_large",
+            )
+    return bytes(body)
 
 
 async def _respond(

@@ -8,21 +8,25 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from minisgl.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 5
+CLIENT_CLOSED_REQUEST = 499
+MAX_QUOTED = 2000
+"""Longest message and field name of an error: they may quote what the client sent."""
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
     """Return the JSON object for one error."""
     return {
         "error": {
-            "message": error.message,
+            "message": _cut(error.message),
             "type": _error_type(error.status),
-            "param": error.param,
+            "param": None if error.param is None else _cut(error.param),
             "code": error.code,
         }
     }
@@ -43,6 +47,10 @@ def install_error_handlers(app: FastAPI) -> None:
     async def _refused(request: Request, error: RequestError) -> Response:  # noqa: ARG001
         return error_response(error)
 
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(request: Request, error: ClientDisconnect) -> Response:  # noqa: ARG001
+        return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody will read it
+
     @app.exception_handler(HTTPException)
     async def _routing(request: Request, error: HTTPException) -> Response:
         where = f"{request.method} {request.url.path}"
@@ -56,6 +64,10 @@ def install_error_handlers(app: FastAPI) -> None:
     async def _crashed(request: Request, error: Exception) -> Response:
         logger.debug("%s %s failed: %r", request.method, request.url.path, error)
         return error_response(RequestError("internal server error", status=500))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
 def _error_type(status: int) -> str:

@@ -42,9 +42,10 @@ def listen(bound: socket.socket, host: str, port: int) -> None:
         PortInUseError: another process has opened the port in the meantime.
     """
     try:
-        bound.listen(BACKLOG)
-        # Connections inherit this, and would otherwise block the port for the next server.
+        # Listening checks the port once more, and old connections may still linger. Connections
+        # inherit this too, and would otherwise block the port for the next server.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.listen(BACKLOG)
     except OSError as error:
         raise _explained(error, host, port) from error
 

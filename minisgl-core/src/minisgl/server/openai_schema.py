@@ -6,7 +6,7 @@ warning a name. ``null`` means that a field is absent, as OpenAI documents.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 import msgspec
@@ -148,6 +148,15 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
 
+    def texts(self) -> Iterator[str]:
+        """Yield the texts of all messages, as far as they are well-formed."""
+        for message in self.messages:
+            content = message.get("content")
+            for part in content if isinstance(content, list) else [{"text": content}]:
+                text = part.get("text") if isinstance(part, dict) else None
+                if isinstance(text, str):
+                    yield text
+
     def sampling_params(self) -> SamplingParams:
         """Return the parameters; without a limit, the answer may take all the room that is left."""
         if self.max_completion_tokens is None:
@@ -236,7 +245,9 @@ class RequestParser:
             if len(self._warned) < MAX_WARNED_NAMES:
                 self._warned.add(name)
                 logger.warning(
-                    "ignoring the unknown request field %r.%s", name, nearest(name, known)
+                    "ignoring the unknown request field %s.%s",
+                    _shortened(name),
+                    nearest(name[:80], known),
                 )
 
 

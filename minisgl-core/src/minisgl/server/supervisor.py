@@ -81,7 +81,7 @@ def serve(
     if settings.model.path is None:
         raise SettingsError("no model is given; type --model PATH_OR_ID")
     bound = bind_socket(settings.server.host, settings.server.port)
-    with contextlib.closing(bound):
+    with contextlib.closing(bound), _signals_unblocked_at_the_end():
         host = load_plugins(settings.plugins.disabled, settings.plugins.strict)
         resolved = _with_local_paths(settings, host)
         name = settings.model.served_name or settings.model.path
@@ -98,6 +98,15 @@ def serve(
                 return asyncio.run(server.run(announce))
             except asyncio.CancelledError:
                 return 128 + server.last_signal
+
+
+@contextlib.contextmanager
+def _signals_unblocked_at_the_end() -> Iterator[None]:
+    """Let signals through again that the server's end has held back."""
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
 
 def _targets(host: PluginHost) -> WorkerTargets:
@@ -166,9 +175,12 @@ class _Server:
                 if infos is None:
                     return 0
                 self._model.max_seq_len = infos["scheduler"].get("max_seq_len")
+                self._model.max_chars_per_token = infos["tokenizer"].get("max_chars_per_token")
                 can_chat = bool(infos["tokenizer"].get("chat_template", True))
                 return await self._serve(pool, http, announce, can_chat=can_chat)
             finally:
+                # From here on it is quick, and nothing may cut it short: files would stay.
+                signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
                 await pool.kill_all()
                 for task in background:
                     task.cancel()
@@ -266,11 +278,16 @@ class _Server:
                 can_chat=can_chat,
             )
         )
-        await self._stop.wait()
-        if self._death is None:
-            await self._drain()
-        http.should_exit = True
-        await running
+        try:
+            await self._stop.wait()
+            if self._death is None:
+                await self._drain()
+        except asyncio.CancelledError:  # a second signal: open requests get no time, but an answer
+            self._client.fail_all(_shutting_down())
+            raise
+        finally:
+            http.should_exit = True
+            await running
         if self._death is not None:
             raise WorkerDiedError(self._death)
         return await self._stop_workers(pool)
@@ -309,9 +326,7 @@ class _Server:
             await asyncio.wait_for(self._client.wait_idle(), limit)
         except TimeoutError:
             logger.warning("%d requests did not end in time", self._client.num_open)
-            self._client.fail_all(
-                RequestError("the server is shutting down", status=503, code="shutting_down")
-            )
+            self._client.fail_all(_shutting_down())
 
     async def _stop_workers(self, pool: WorkerPool) -> int:
         """Ask each worker to stop, in the order in which requests pass them."""
@@ -324,3 +339,7 @@ class _Server:
             wire.send(Shutdown())
             await pool.wait_finished(name)
         return 0 if await pool.wait_exited() else WorkerDiedError.exit_code
+
+
+def _shutting_down() -> RequestError:
+    return RequestError("the server is shutting down", status=503, code="shutting_down")

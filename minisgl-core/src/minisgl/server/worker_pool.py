@@ -23,7 +23,10 @@ from minisgl.settings import Settings
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT = 5.0
-"""Seconds that a worker gets to end after it was asked to."""
+"""Seconds that a worker gets to finish its work after it was asked to stop."""
+
+EXIT_TIMEOUT = 10.0
+"""Seconds that all workers then get to exit: torch takes its time to unload on a busy CPU."""
 
 HANDLED_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
@@ -127,7 +130,7 @@ class WorkerPool:
     async def wait_exited(self) -> bool:
         """Wait until all processes are gone; kill those that stay, and say if none had to be."""
         exits = [asyncio.ensure_future(w.exited.wait()) for w in self.workers.values()]
-        _, late = await asyncio.wait(exits, timeout=STOP_TIMEOUT)
+        _, late = await asyncio.wait(exits, timeout=EXIT_TIMEOUT)
         for task in late:
             task.cancel()
         left = [worker for worker in self.workers.values() if not worker.exited.is_set()]

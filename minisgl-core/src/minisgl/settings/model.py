@@ -41,13 +41,19 @@ class ModelSettings(Section):
     """What is served."""
 
     path: str | None = Field(
-        None, description="Model: a local folder, a .gguf file, a hub id, or package:NAME."
+        None,
+        min_length=1,
+        description="Model: a local folder, a .gguf file, a hub id, or package:NAME.",
     )
     served_name: str | None = Field(
-        None, description="Name of the model in the HTTP API; by default, what was given as path."
+        None,
+        min_length=1,
+        description="Name of the model in the HTTP API; by default, what was given as path.",
     )
     tokenizer: str | None = Field(
-        None, description="Tokenizer: a folder, a .gguf file or a hub id; by default, the model's."
+        None,
+        min_length=1,
+        description="Tokenizer: a folder, a .gguf file or a hub id; by default, the model's.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Dtype of weights and activations; auto takes the checkpoint's."
@@ -150,7 +156,9 @@ class ServerSettings(Section):
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     api_key: SecretStr | None = Field(
-        None, description="Key that requests must carry as a bearer token; by default, none."
+        None,
+        min_length=1,
+        description="Key that requests must carry as a bearer token; by default, none.",
     )
     drain_timeout: float = Field(
         20.0, ge=0, description="Seconds that running requests get when the server stops."

@@ -20,6 +20,15 @@ MAX_TOKEN_ID: Final = 2**31 - 1
 UNSUPPORTED_MESSAGE_FIELDS: Final = ("tool_calls", "tool_call_id", "function_call", "audio")
 
 
+MIN_CHARS_PER_TOKEN: Final = 16
+"""At least this many are granted: a tokenizer may drop white space between its tokens."""
+
+
+def max_chars_per_token(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Return how many characters of text one token can stand for at most."""
+    return max(MIN_CHARS_PER_TOKEN, *map(len, tokenizer.get_vocab()))
+
+
 class PromptEncoder:
     """Encodes prompts with one tokenizer.
 

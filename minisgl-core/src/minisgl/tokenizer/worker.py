@@ -29,7 +29,7 @@ from minisgl.message.sockets import Addresses, PullSocket, PushSocket
 from minisgl.message.status import StatusSender
 from minisgl.settings import Settings
 from minisgl.tokenizer.detokenizer import Detokenizer
-from minisgl.tokenizer.encoding import PromptEncoder
+from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +65,12 @@ def serve_tokenizer(
     """Tokenise requests until ``Shutdown``."""
     encoder = PromptEncoder(tokenizer)
     with _Wires(addresses, addresses.tokenizer, TokenizerMessage) as wires:
-        status.ready({"chat_template": bool(tokenizer.chat_template)})
+        status.ready(
+            {
+                "chat_template": bool(tokenizer.chat_template),
+                "max_chars_per_token": max_chars_per_token(tokenizer),
+            }
+        )
         while True:
             for message in wires.inbox.receive(None):
                 if isinstance(message, Shutdown):

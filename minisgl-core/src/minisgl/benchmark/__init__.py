@@ -1,1 +1,0 @@
-"""Measurements of speed: the place in the layers is taken, the commands are still to come."""
