@@ -150,6 +150,8 @@ def test_standard_input_is_a_dash(monkeypatch) -> None:
         ("{}", "'prompt' or 'messages'"),
         ('{"prompt": "a", "messages": []}', "not both"),
         ('{"prompt": ""}', "must hold text"),
+        ('{"messages": "x"}', "must hold a list of objects"),
+        ('{"messages": [1, 2]}', "must hold a list of objects"),
         ('{"prompt": "a", "temprature": 1}', "Nearest: 'temperature'"),
         ('{"prompt": "a", "temperature": -1}', "temperature"),
     ],

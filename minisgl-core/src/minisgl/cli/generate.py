@@ -150,4 +150,8 @@ def _job(fields: Any, args: argparse.Namespace) -> _Job:
     prompt = fields[sources[0]]
     if not prompt or not isinstance(prompt, str | list):
         raise SettingsError(f"{sources[0]!r} must hold text or a list, got {prompt!r}")
+    if sources == ["messages"] and not (
+        isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
+    ):
+        raise SettingsError(f"'messages' must hold a list of objects, got {prompt!r}")
     return _Job({sources[0]: prompt}, prompt, sampling_params(args, **overrides))
