@@ -7,7 +7,7 @@ own; nothing below imports it.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -17,6 +17,7 @@ from minisgl.distributed.communicator import SingleCommunicator
 from minisgl.engine.engine import Engine, EngineInfo
 from minisgl.engine.memory_plan import MemoryPlan, measure, plan_memory
 from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError
+from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.layers.base import shard_size
 from minisgl.layers.context import BuildContext
@@ -33,6 +34,7 @@ from minisgl.plugins.records import BackendQuery, ModelRecord
 from minisgl.plugins.selection import (
     AUTO,
     AttentionSelection,
+    explain_ops,
     select_attention,
     select_kv_pool,
     select_moe,
@@ -110,7 +112,7 @@ def build_engine(settings: Settings, host: PluginHost, *, progress: bool = True)
     )
     attention = _create_attention(site, pool, chosen)
     moe, moe_rows = _create_moe(site)
-    log_decisions([*chosen.table, *moe_rows, *pool_rows])
+    log_decisions([*chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
     context = BuildContext(
         device=site.device,
         dtype=site.dtype,
@@ -273,6 +275,13 @@ def _create_moe(site: _Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
         + settings.scheduler.max_running_requests,
     )
     return chosen.record.create(context, chosen.settings), chosen.table
+
+
+def _op_rows(site: _Site) -> list[Decision]:
+    """Decisions on operations that anybody but the reference offers; the others are no choice."""
+    table = explain_ops(site.host, site.query, [entry.name for entry in fields(OpTable)])
+    contested = {row.kind for row in table if row.name != "reference"}
+    return [row for row in table if row.kind in contested]
 
 
 def _build_model(site: _Site, context: BuildContext, *, progress: bool) -> BaseLLMModel:
