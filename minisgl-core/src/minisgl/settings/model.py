@@ -56,7 +56,9 @@ class ModelSettings(Section):
         description="Tokenizer: a folder, a .gguf file or a hub id; by default, the model's.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Dtype of weights and activations; auto takes the checkpoint's."
+        "auto",
+        description="Dtype of weights and activations; auto is float32 on a CPU, else the"
+        " checkpoint's.",
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
         "auto", description="Format of the checkpoint; dummy fills random weights from the seed."
