@@ -16,7 +16,7 @@ from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.distributed.communicator import SingleCommunicator
 from minisgl.engine.engine import Engine, EngineInfo
 from minisgl.engine.memory_plan import MemoryPlan, measure, plan_memory
-from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError
+from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError, UnsupportedBackendError
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.layers.base import shard_size
@@ -110,6 +110,12 @@ def build_engine(settings: Settings, host: PluginHost, *, progress: bool = True)
     chosen = select_attention(
         host, site.query, settings.attention.backend, settings.backend_options
     )
+    mixed = chosen.prefill.capabilities.mixed_batches
+    if settings.scheduler.launch == "mixed" and not mixed:
+        raise UnsupportedBackendError(
+            f"scheduler.launch='mixed': attention backend {chosen.prefill.name!r} takes no decode "
+            "and prefill rows in one launch; set scheduler.launch to auto or split"
+        )
     attention = _create_attention(site, pool, chosen)
     moe, moe_rows = _create_moe(site)
     log_decisions([*chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
@@ -127,7 +133,6 @@ def build_engine(settings: Settings, host: PluginHost, *, progress: bool = True)
     plan = _plan_pool(site, model, pool)
     pool.allocate(plan.num_pages + 1)
     logger.info("memory of %s:\n%s", site.device, plan.table())
-    mixed = chosen.prefill.capabilities.mixed_batches
     engine = Engine(model, attention, _engine_info(site, plan, mixed=mixed), site.device)
     engine.warm_up()
     took = time.perf_counter() - began

@@ -10,6 +10,7 @@ from minisgl.attention.batch import Batch
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionContext, AttentionLayerSpec
 from minisgl.attention.torch_backend import TorchAttentionBackend
+from minisgl.errors import UnsupportedBackendError
 from minisgl.kvcache.interface import KVPoolSpec
 from minisgl.kvcache.mha_pool import MHAKVCachePool
 
@@ -174,3 +175,11 @@ def test_a_hybrid_sends_each_launch_to_the_backend_of_its_phase(
     )
     hybrid = HybridBackend(Marked("prefill"), Marked("decode"))
     assert hybrid.attend(nothing, None, hybrid.plan(batch, 1)) == expected  # type: ignore[arg-type]
+
+
+def test_a_pair_of_which_one_stores_and_one_does_not_is_refused_with_both_named() -> None:
+    class Storing(Marked):
+        store_fusion = True
+
+    with pytest.raises(UnsupportedBackendError, match="Marked and Storing cannot be a pair"):
+        HybridBackend(Marked("prefill"), Storing("decode"))

@@ -1,5 +1,6 @@
 """``LLM``: forms of prompts, results, streams, errors, closing."""
 
+import dataclasses
 import itertools
 import signal
 import threading
@@ -10,7 +11,14 @@ from typing import Any
 import pytest
 
 from minisgl import LLM, SamplingParams
-from minisgl.errors import ModelLoadError, RequestError, SettingsError, UnknownBackendError
+from minisgl.errors import (
+    ModelLoadError,
+    RequestError,
+    SettingsError,
+    UnknownBackendError,
+    UnsupportedBackendError,
+)
+from minisgl.plugins import Capabilities, builtin, hookimpl
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -252,3 +260,14 @@ def test_settings_that_cannot_work_are_refused_with_the_reason(
 def test_a_model_that_is_not_there_is_a_model_load_error() -> None:
     with pytest.raises(ModelLoadError, match="/no/such/folder"):
         LLM("/no/such/folder", progress=False)
+
+
+def test_mixed_launches_are_refused_for_a_backend_that_takes_none(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unmixed = dataclasses.replace(
+        next(iter(builtin.minisgl_attention_backends())), capabilities=Capabilities()
+    )
+    monkeypatch.setattr(builtin, "minisgl_attention_backends", hookimpl(lambda: [unmixed]))
+    with pytest.raises(UnsupportedBackendError, match=r"set scheduler\.launch to auto or split"):
+        LLM(str(tiny_path), progress=False, scheduler={"launch": "mixed"})

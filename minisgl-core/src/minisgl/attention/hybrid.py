@@ -7,6 +7,7 @@ import torch
 
 from minisgl.attention.batch import Batch
 from minisgl.attention.interface import AttentionBackend, AttentionLayerSpec
+from minisgl.errors import UnsupportedBackendError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,13 @@ class HybridBackend(AttentionBackend):
         self.prefill = prefill
         self.decode = decode
         self.cuda_graphs = decode.cuda_graphs
-        assert prefill.store_fusion == decode.store_fusion, "both backends store, or neither"
+        if prefill.store_fusion != decode.store_fusion:
+            names = type(prefill).__name__, type(decode).__name__
+            raise UnsupportedBackendError(
+                f"{names[0]} and {names[1]} cannot be a pair: one stores K and V itself and the "
+                "other leaves that to the layer; set attention.backend to one of them, or to a "
+                "pair that agrees"
+            )
         self.store_fusion = prefill.store_fusion
 
     def plan(self, batch: Batch, slot: int) -> _RoutedPlan:

@@ -13,6 +13,7 @@ import zmq
 
 from minisgl.errors import RequestError, SettingsError
 from minisgl.message import (
+    AbortRequest,
     BackendMessage,
     DetokenizerMessage,
     ErrorReply,
@@ -147,6 +148,7 @@ def _detokenize(detokenizer: Detokenizer, batch: TokenBatch, wires: _Wires) -> N
         replies, stops = detokenizer.process(batch)
     except Exception:
         logger.exception("dropped a step of tokens that do not fit together")
+        _fail(batch, wires)
         return
     for stop in stops:
         wires.scheduler.send(stop)
@@ -166,3 +168,14 @@ def _load(settings: Settings) -> "PreTrainedTokenizerBase":
     if path is None:
         raise SettingsError("no model is given; type --model PATH")
     return load_tokenizer(Path(path))
+
+
+def _fail(batch: TokenBatch, wires: _Wires) -> None:
+    """End every request of a step that cannot be read: none may wait for tokens that are lost."""
+    whole = len(batch.uids) // 8 * 8
+    uids = {start.uid for start in batch.started} | set(batch.finished_uids)
+    uids.update(np.frombuffer(batch.uids[:whole], dtype="<i8").tolist())
+    for uid in sorted(uids):
+        wires.frontend.send(ErrorReply(uid, "the tokens of this answer were lost", status=500))
+    if uids:
+        wires.scheduler.send(AbortRequest(sorted(uids)))
