@@ -114,7 +114,8 @@ def test_each_token_of_plain_text_is_sent_at_once() -> None:
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=3), min_size=1, max_size=2),
     include=st.booleans(),
 )
-def test_stop_strings_cut_exactly_and_count_the_tokens_up_to_them(text, stops, include) -> None:
+def test_invariant_19_stop_strings_cut_text_and_token_counts_exactly(text, stops, include) -> None:
+    """Catches: usage that counts tokens past the cut, ``length`` where a stop string came first."""
     driver = Driver(stop=tuple(stops), include_stop_str_in_output=include)
     driver.feed(*[[token] for token in ids(text)], reason="length")
     ends = [end for end in range(1, len(text) + 1) if text[:end].endswith(tuple(stops))]

@@ -28,7 +28,8 @@ def whole(kind: str, token_ids: list[int], *, skip: bool) -> str:
 
 @both
 @given(data=st.data(), skip=st.booleans())
-def test_any_tokens_concatenate_to_the_whole(kind, data, skip) -> None:
+def test_invariant_19_any_tokens_concatenate_to_the_one_shot_decode(kind, data, skip) -> None:
+    """Catches: spaces lost between tokens, bytes of a character that are flushed too early."""
     size = len(TOKENIZERS[kind]) + 5  # ids past the vocabulary stand for padding of the model's
     token_ids = data.draw(st.lists(st.integers(0, size - 1), max_size=40))
     assert "".join(pieces(kind, token_ids, skip=skip)) == whole(kind, token_ids, skip=skip)

@@ -32,7 +32,8 @@ def run(finder: StopFinder, pieces: list[str]) -> tuple[list[str], bool]:
     stops=STOPS,
     include=st.booleans(),
 )
-def test_any_cut_of_the_text_gives_the_same_answer(pieces, stops, include) -> None:
+def test_invariant_19_any_cut_of_the_text_gives_the_same_answer(pieces, stops, include) -> None:
+    """Catches: a stop string across a border that is missed, or whose beginning was sent."""
     text = "".join(pieces)
     sent, found = run(StopFinder(stops, include=include), pieces)
     where = first_stop(text, stops)

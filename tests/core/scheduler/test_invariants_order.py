@@ -1,0 +1,220 @@
+"""Invariants 14 to 16 (DESIGN section 7): any request, any prompt, and when its turn comes."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl.engine.plan import BatchPlan
+from minisgl.errors import RequestError
+from minisgl.message import GenerateRequest
+from minisgl.request import SamplingParams
+from support.audit import Audit, Feed
+from support.examples import scaled
+from support.fake_engine import VOCAB, generate
+from support.schedules import Ask, run, schedules, set_ups
+from support.scheduling import Client, Harness
+
+ANY_INTEGER = st.integers(-3, 40) | st.sampled_from([-(2**31), 2**31 - 1, 2**31, 2**63])
+FIELDS = {
+    "max_tokens": st.none() | ANY_INTEGER,
+    "temperature": st.sampled_from([0, 0.5, 1, 100, -1, float("nan"), float("inf")]),
+    "top_k": ANY_INTEGER,
+    "top_p": st.sampled_from([0, 1e-9, 0.5, 1, 2, float("nan")]),
+    "min_p": st.sampled_from([0, 0.5, 1, -0.1]),
+    "seed": st.none() | ANY_INTEGER,
+    "stop_token_ids": st.lists(ANY_INTEGER, max_size=3),
+    "min_tokens": ANY_INTEGER,
+    "ignore_eos": st.booleans(),
+}
+TOKEN_IDS = st.lists(
+    st.integers(0, VOCAB - 1) | st.sampled_from([-1, VOCAB, 2**31 - 1, -(2**31)]), max_size=30
+)
+
+
+@given(
+    prompt=TOKEN_IDS,
+    fields=st.fixed_dictionaries({}, optional=FIELDS),
+    priority=st.integers(-(2**40), 2**40),
+    set_up=set_ups(),
+)
+def test_invariant_14_any_request_gets_an_answer_and_the_next_one_is_served(
+    prompt: list[int], fields: dict[str, Any], priority: int, set_up: dict[str, Any]
+) -> None:
+    """Parameters are refused where they are made, or the scheduler answers; it never raises.
+
+    Catches: a token id outside the vocabulary that reaches the embedding, an empty prompt, a
+    min_tokens that no context holds, numbers that overflow the plan's 32 bits, silence.
+    """
+    harness = Harness(**set_up)
+    params, refusal = None, None
+    try:
+        params = SamplingParams(**fields)
+    except RequestError as error:
+        refusal = error
+    if params is None:
+        assert refusal is not None
+        assert refusal.param in fields
+    else:
+        harness.clients[0] = Client()
+        token_ids = np.array(prompt, dtype="<i4").tobytes()
+        harness.transport.inbox.append(GenerateRequest(0, token_ids, params, priority))
+        harness.finish()
+        [reason] = harness.clients[0].reasons
+        assert bool(harness.clients[0].failures[0]) == (reason == "error")
+        assert all(0 <= token < VOCAB for token in harness.clients[0].tokens)
+    harness.submit(1, [2, 3, 4], max_tokens=3)
+    harness.finish()
+    assert harness.clients[1].tokens == generate([2, 3, 4], 3)
+
+
+class StepsWithoutToken(Audit):
+    """Counts, for every running request, steps since its newest token; ``worst`` is the most."""
+
+    worst = 0
+
+    def attach(self, harness: Harness) -> None:
+        super().attach(harness)
+        self.clients = harness.clients
+        self.seen: dict[int, tuple[int, int]] = {}
+        self.now = 0
+
+    def stepped(self) -> None:
+        self.now += 1
+        for uid, client in self.clients.items():
+            count, since = self.seen.get(uid, (0, self.now))
+            if len(client.tokens) > count:
+                self.seen[uid] = (len(client.tokens), self.now)
+            elif client.tokens and not client.reasons:
+                self.worst = max(self.worst, self.now - since)
+
+
+@given(
+    page_size=st.integers(1, 16),
+    rows=st.integers(2, 6),
+    budget=st.integers(1, 30),
+    overlap=st.booleans(),
+    mixed=st.booleans(),
+)
+def test_invariant_15_nobody_starves_under_endless_arrivals(
+    page_size: int, rows: int, budget: int, overlap: bool, mixed: bool
+) -> None:
+    """With a new request in every step, each running one gets a token in each step or two.
+
+    The bound on the first two requests' ends is the steps that the prompts of one full table
+    take, chunk by chunk, and as many steps as a request has tokens, twice.
+
+    Catches: prefills that always win, an admission that always prefers the newcomer.
+    """
+    harness = Harness(
+        page_size=page_size,
+        num_pages=-(-200 // page_size),
+        max_seq_len=40,
+        rows=rows,
+        budget=budget,
+        overlap=overlap,
+        mixed=mixed,
+    )
+    audit = StepsWithoutToken()
+    audit.attach(harness)
+    prompt_len, max_tokens = 13, 6
+    chunks = -(-prompt_len // max(1, min(budget - rows, prompt_len)))
+    for now in range(rows * chunks + 2 * max_tokens + 2):
+        harness.submit(now, [2, 3, 4, 5] * 3 + [now % 8 + 2], max_tokens=6, min_tokens=6)
+        harness.step()
+    assert audit.worst <= 2, "a request runs and gets no token"
+    assert harness.clients[0].reasons
+    assert harness.clients[1].reasons
+    ended = [stats.uid for stats in harness.recorder.requests]
+    assert ended == sorted(ended), "equal requests end in the order of their arrival"
+
+
+@given(
+    large=st.integers(15, 24),
+    rows=st.integers(2, 8),
+    page_size=st.sampled_from([1, 2, 4]),
+    before=st.integers(2, 12),
+    budget=st.integers(8, 40),
+)
+@settings(max_examples=scaled(80))  # an example is some hundred steps
+def test_invariant_15_a_large_request_is_overtaken_only_so_often(
+    large: int, rows: int, page_size: int, before: int, budget: int
+) -> None:
+    """Small requests arrive for ever; fewer than 64 and one full table of them pass a large one.
+
+    Catches: skip-ahead without ageing, under which small requests pass a large one for ever.
+    """
+    harness = Harness(
+        page_size=page_size,
+        num_pages=-(-30 // page_size),
+        max_seq_len=30,
+        rows=rows,
+        budget=budget,
+        cache="naive",
+    )
+    for uid in range(before):  # one after the other, so that they never all end together
+        harness.submit(uid, [uid % 8 + 2] * 3, max_tokens=6, min_tokens=6)
+        harness.step()
+    harness.submit(1000, [9] * large, max_tokens=4, min_tokens=4)
+    for now in range(600):
+        harness.submit(2000 + now, [now % 8 + 2] * 3, max_tokens=6, min_tokens=6)
+        harness.step()
+        if harness.clients[1000].tokens:
+            break
+    overtook = [uid for uid, client in harness.clients.items() if uid >= 2000 and client.tokens]
+    assert len(overtook) < 64 + rows
+    assert harness.clients[1000].tokens
+
+
+class Chunks(Audit):
+    """Checks what every request computes, by uid."""
+
+    def __init__(self, schedule: list[Ask]) -> None:
+        self.sequences = [[*ask.prompt, *ask.tokens] for ask in schedule]
+
+    def attach(self, harness: Harness) -> None:
+        super().attach(harness)
+        self.next_position: dict[int, int] = {}
+
+    def launched(self, plan: BatchPlan, feeds: list[Feed]) -> None:
+        table, page_size = self.scheduler.table, self.scheduler.cache.page_size
+        for row in plan.added["row"].tolist():
+            self.next_position.pop(table.owner(row).uid, None)
+        for feed in feeds:
+            request = table.owner(feed.row)
+            expected = self.next_position.get(request.uid)
+            if expected is None:
+                assert feed.start % page_size == 0, "a cached prefix is whole pages"
+            else:
+                assert feed.start == expected, "a position is left out or computed twice"
+            end = feed.start + feed.length
+            self.next_position[request.uid] = end
+            if feed.tokens is not None:
+                assert feed.length > 0
+                assert feed.tokens == self.sequences[request.uid][feed.start : end]
+                is_last = end == int(table.num_tokens[feed.row])
+                assert feed.sampled == is_last, "a token follows the last chunk and no other"
+
+
+@given(set_ups(), schedules(max_size=6))
+def test_invariant_16_chunks_concatenate_to_the_prompt(
+    set_up: dict[str, Any], schedule: list[Ask]
+) -> None:
+    """From the cached prefix to the last token every position is computed once, in order.
+
+    Each step stays within its token budget: decode rows, and chunks in what they leave of it,
+    of which a waiting prompt gets at least a page.
+
+    Catches: a chunk computed twice or left out, output from an inner chunk, a budget overrun.
+    """
+    audit = Chunks(schedule)
+    harness = run(set_up, schedule, audit)
+    for plan in harness.engine.plans:
+        allowed = max(set_up["budget"], plan.num_decode_rows + set_up["page_size"])
+        assert plan.num_tokens <= allowed
+    for uid, ask in enumerate(schedule):
+        # The last token is never fed, but for a stop that the host sees one step later.
+        num_fed = len(ask.prompt) + len(ask.tokens) - 1
+        past_the_end = int(ask.reason == "stop" and set_up["overlap"])
+        assert num_fed <= audit.next_position[uid] <= num_fed + past_the_end
