@@ -14,17 +14,16 @@ def register_profiles() -> None:
     Examples have no deadline, since machines differ, and a failing one prints the decorator that
     repeats it. ``mutation`` only has to find a failure: it does not look for the smallest one.
     """
-    shared = {"deadline": None, "print_blob": True}
-    settings.register_profile("default", max_examples=DEFAULT, **shared)
-    settings.register_profile("deep", max_examples=DEEP, **shared)
+    default = settings(max_examples=DEFAULT, deadline=None, print_blob=True)
+    settings.register_profile("default", default)
+    settings.register_profile("deep", default, max_examples=DEEP)
     settings.register_profile(
         "mutation",
-        max_examples=DEFAULT,
+        default,
         phases=(Phase.explicit, Phase.generate),
         report_multiple_bugs=False,
         database=None,
         suppress_health_check=list(HealthCheck),
-        **shared,
     )
     settings.load_profile("default")
 

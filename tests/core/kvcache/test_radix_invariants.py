@@ -152,9 +152,8 @@ def test_invariant_06_a_match_is_the_longest_whole_page_prefix_and_leaves_no_tra
     Catches: a fully cached prompt with no token left to compute (there are no logits then), a
     part page that is shared, a look-up without an owner that keeps a prefix from eviction.
     """
-    cache, twin, plain = (
-        kind(page_size) for kind in (RadixPrefixCache, RadixPrefixCache, PlainCache)
-    )
+    cache, twin = RadixPrefixCache(page_size), RadixPrefixCache(page_size)
+    plain = PlainCache(page_size)
     next_page = 1
     for tokens, is_insert in life:
         match = cache.match(ids(tokens))

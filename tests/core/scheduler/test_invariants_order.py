@@ -62,6 +62,8 @@ def test_invariant_14_any_request_gets_an_answer_and_the_next_one_is_served(
         harness.transport.inbox.append(GenerateRequest(0, token_ids, params, priority))
         harness.finish()
         [reason] = harness.clients[0].reasons
+        if not prompt or not all(0 <= token < VOCAB for token in prompt):
+            assert reason == "error", "such a prompt is no prompt"
         assert bool(harness.clients[0].failures[0]) == (reason == "error")
         assert all(0 <= token < VOCAB for token in harness.clients[0].tokens)
     harness.submit(1, [2, 3, 4], max_tokens=3)
