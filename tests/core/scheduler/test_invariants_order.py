@@ -16,59 +16,67 @@ from support.fake_engine import VOCAB, generate
 from support.schedules import Ask, run, schedules, set_ups
 from support.scheduling import Client, Harness
 
-ANY_INTEGER = st.integers(-3, 40) | st.sampled_from([-(2**31), 2**31 - 1, 2**31, 2**63])
-FIELDS = {
-    "max_tokens": st.none() | ANY_INTEGER,
-    "temperature": st.sampled_from([0, 0.5, 1, 100, -1, float("nan"), float("inf")]),
-    "top_k": ANY_INTEGER,
-    "top_p": st.sampled_from([0, 1e-9, 0.5, 1, 2, float("nan")]),
-    "min_p": st.sampled_from([0, 0.5, 1, -0.1]),
-    "seed": st.none() | ANY_INTEGER,
-    "stop_token_ids": st.lists(ANY_INTEGER, max_size=3),
-    "min_tokens": ANY_INTEGER,
-    "ignore_eos": st.booleans(),
-}
-TOKEN_IDS = st.lists(
-    st.integers(0, VOCAB - 1) | st.sampled_from([-1, VOCAB, 2**31 - 1, -(2**31)]), max_size=30
+FIELDS = (
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop_token_ids", "min_tokens",
+    "ignore_eos",
+)  # fmt: skip
+WHOLE = (-(2**31), -2, -1, 0, 1, 2, 9, 40, 2**31 - 1, 2**31, 2**40, 2**63)
+OTHER = (0.5, 1e-9, 1e9, float("nan"), float("inf"), -0.1, True, None)
+ANY_PROMPT = st.lists(
+    st.integers(0, VOCAB) | st.sampled_from([-1, 2**31 - 1, -(2**31)]), max_size=5
 )
 
 
-@given(
-    prompt=TOKEN_IDS,
-    fields=st.fixed_dictionaries({}, optional=FIELDS),
-    priority=st.integers(-(2**40), 2**40),
-    set_up=set_ups(),
-)
-def test_invariant_14_any_request_gets_an_answer_and_the_next_one_is_served(
-    prompt: list[int], fields: dict[str, Any], priority: int, set_up: dict[str, Any]
-) -> None:
-    """Parameters are refused where they are made, or the scheduler answers; it never raises.
-
-    Catches: a token id outside the vocabulary that reaches the embedding, an empty prompt, a
-    min_tokens that no context holds, numbers that overflow the plan's 32 bits, silence.
-    """
-    harness = Harness(**set_up)
-    params, refusal = None, None
-    try:
-        params = SamplingParams(**fields)
-    except RequestError as error:
-        refusal = error
-    if params is None:
-        assert refusal is not None
-        assert refusal.param in fields
-    else:
-        harness.clients[0] = Client()
-        token_ids = np.array(prompt, dtype="<i4").tobytes()
-        harness.transport.inbox.append(GenerateRequest(0, token_ids, params, priority))
-        harness.finish()
-        [reason] = harness.clients[0].reasons
-        if not prompt or not all(0 <= token < VOCAB for token in prompt):
-            assert reason == "error", "such a prompt is no prompt"
-        assert bool(harness.clients[0].failures[0]) == (reason == "error")
-        assert all(0 <= token < VOCAB for token in harness.clients[0].tokens)
+def check_answer(harness: Harness, prompt: list[int], params: SamplingParams, priority: int) -> str:
+    """Send one request, then a harmless one; returns how the first ended."""
+    harness.clients[0] = Client()
+    token_ids = np.array(prompt, dtype="<i4").tobytes()
+    harness.transport.inbox.append(GenerateRequest(0, token_ids, params, priority))
+    harness.finish()
+    [reason] = harness.clients[0].reasons
+    assert bool(harness.clients[0].failures[0]) == (reason == "error")
+    assert all(0 <= token < VOCAB for token in harness.clients[0].tokens)
     harness.submit(1, [2, 3, 4], max_tokens=3)
     harness.finish()
     assert harness.clients[1].tokens == generate([2, 3, 4], 3)
+    return reason
+
+
+@given(
+    value=st.sampled_from(WHOLE + OTHER),
+    priority=st.integers(-(2**40), 2**40),
+    set_up=set_ups(),
+)
+@settings(max_examples=scaled(100))  # an example tries every parameter
+def test_invariant_14_any_parameters_get_an_answer_and_the_next_request_is_served(
+    value: Any, priority: int, set_up: dict[str, Any]
+) -> None:
+    """They are refused where they are made, or the scheduler answers; it never raises.
+
+    Catches: a min_tokens that no context holds, a number that overflows the 32 bits of a plan,
+    a stop token outside the vocabulary, silence.
+    """
+    for name in FIELDS:
+        params, refusal = None, None
+        try:
+            params = SamplingParams(**{name: [value] if name == "stop_token_ids" else value})
+        except RequestError as error:
+            refusal = error
+        if params is not None:
+            check_answer(Harness(**set_up), [2, 3], params, priority)
+        else:
+            assert refusal is not None
+            assert refusal.param in FIELDS
+
+
+@given(prompt=ANY_PROMPT, set_up=set_ups())
+def test_invariant_14_any_token_ids_get_an_answer_and_the_next_request_is_served(
+    prompt: list[int], set_up: dict[str, Any]
+) -> None:
+    """Catches: a token id outside the vocabulary that reaches the embedding, an empty prompt."""
+    reason = check_answer(Harness(**set_up), prompt, SamplingParams(max_tokens=3), 0)
+    is_prompt = len(prompt) > 0 and all(0 <= token < VOCAB for token in prompt)
+    assert (reason == "error") == (not is_prompt)
 
 
 class StepsWithoutToken(Audit):
