@@ -73,6 +73,12 @@ class WorkerDiedError(MinisglError):
     exit_code = 7
 
 
+class EngineLostError(MinisglError):
+    """The engine can serve no more: a rank died, hangs, or sees another state than the others."""
+
+    exit_code = 7
+
+
 class RequestError(MinisglError):
     """One request is refused or has failed; it never ends the server.
 

@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.engine.engine import EngineInfo
+from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan
 from minisgl.request import RequestStats, StepStats
 
@@ -13,8 +13,8 @@ from minisgl.request import RequestStats, StepStats
 class StepResult(Protocol):
     """A launched step."""
 
-    def tokens(self) -> list[npt.NDArray[np.int32]]:
-        """Wait for the step; one array of sampled tokens a launch."""
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Wait for the step; returns its tokens, ``[S]``: decode rows, then sampled chunks."""
 
 
 class StepEngine(Protocol):
@@ -23,7 +23,10 @@ class StepEngine(Protocol):
     info: EngineInfo
 
     def forward_batch(self, plan: BatchPlan) -> StepResult:
-        """Launch a step; returns at once."""
+        """Launch a step; returns at once. The plan's arrays are not needed afterwards."""
+
+    def check_alive(self) -> None:
+        """Raise ``EngineLostError`` if the engine can serve no more."""
 
 
 class Observers(Protocol):

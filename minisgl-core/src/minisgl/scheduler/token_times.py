@@ -33,13 +33,16 @@ class TokenTimes:
         self._gaps[row, : len(request.saved_gaps)] = request.saved_gaps
 
     def record(
-        self, rows: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int64], now: float
+        self,
+        rows: npt.NDArray[np.int64] | int,
+        num_tokens: npt.NDArray[np.int64] | int,
+        now: float,
     ) -> None:
         """Note one new token for each of ``rows``, distinct ones.
 
         Args:
-            rows: int32 ``[R]``.
-            num_tokens: int64 ``[R]``: prompt and output before the new token.
+            rows: int64 ``[R]``, or one row.
+            num_tokens: int64 ``[R]``: prompt and output before the new token; or that of the row.
             now: seconds of a monotonic clock.
         """
         self._gaps[rows, num_tokens - self._num_prompt[rows] - 1] = now - self._last[rows]
