@@ -30,10 +30,8 @@ class Client:
 class Recorder:
     """Observers that keep everything."""
 
-    has_step_observers = True
-    has_request_observers = True
-
-    def __init__(self) -> None:
+    def __init__(self, *, listens: bool = True) -> None:
+        self.has_step_observers = self.has_request_observers = listens
         self.steps: list[StepStats] = []
         self.requests: list[RequestStats] = []
 
@@ -61,6 +59,7 @@ class Harness:
         lazy: bool = True,
         policy: PolicyName = "decode-first",
         order: OrderName = "fcfs",
+        observed: bool = True,
         **engine_options: object,
     ) -> None:
         self.engine = FakeEngine(
@@ -72,7 +71,7 @@ class Harness:
             **engine_options,  # type: ignore[arg-type]
         )
         self.transport = MemoryTransport()
-        self.recorder = Recorder()
+        self.recorder = Recorder(listens=observed)
         make = RadixPrefixCache if cache == "radix" else NaivePrefixCache
         self.scheduler = Scheduler(
             self.engine,

@@ -159,7 +159,8 @@ class StepStats:
         step: number of the step, from 0.
         num_decode_rows, num_prefill_rows: rows of the step.
         num_prefill_tokens: prompt tokens computed.
-        num_running, num_waiting: requests after the step.
+        num_running: requests with a row, those that ended with the step included.
+        num_waiting: requests in the queue.
         num_free_pages, num_cached_pages, num_pages: of the KV pool.
         num_evictable_pages: cached ones that no running request uses.
         num_queried_tokens: prompt tokens of all requests that were admitted since the start.

@@ -75,5 +75,6 @@ class WaitingQueue:
 
     def _rank(self, request: RequestState) -> tuple[int, bool, int, int]:
         assert self._cached_tokens is not None
-        in_time = request.skipped < SKIP_LIMIT
-        return (-request.priority, in_time, -self._cached_tokens(request), request.order)
+        if request.skipped >= SKIP_LIMIT:
+            return (-request.priority, False, 0, request.order)
+        return (-request.priority, True, -self._cached_tokens(request), request.order)
