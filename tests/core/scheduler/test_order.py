@@ -195,10 +195,10 @@ def test_a_retracted_requests_prefix_stays_cached() -> None:
     admitted_with: dict[int, int] = {}
     attach = harness.scheduler.cache.attach_prefix
 
-    def noted(one: RequestState) -> int:
-        cached = attach(one)
-        if one.num_retractions:
-            admitted_with.setdefault(one.uid, cached)
+    def noted(request: RequestState) -> int:
+        cached = attach(request)
+        if request.num_retractions:
+            admitted_with.setdefault(request.uid, cached)
         return cached
 
     harness.scheduler.cache.attach_prefix = noted  # type: ignore[method-assign]

@@ -3,6 +3,9 @@
 import time
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.decode import DecodeManager
 from minisgl.scheduler.request_state import RequestState
@@ -84,20 +87,24 @@ class PrefillManager:
         admitted: list[RequestState] = []
         self._num_admissions += 1
         self._ratio = max(_MIN_RATIO, self._ratio - _RATIO_DECAY)
-        budget -= sum(
-            int(self._table.num_tokens[row] - self._table.launched[row]) for row in self.running
-        )
-        while budget > 0 and self._table.num_free:
+        if not self.num_waiting or not self._table.num_free:
+            return admitted
+        table, rows = self._table, np.fromiter(self.running, np.int64, len(self.running))
+        budget -= int((table.num_tokens[rows] - table.launched[rows]).sum())
+        claimed = self._claimed_pages(rows)
+        while budget > 0 and table.num_free:
             request = self._waiting.take()
             if request is None:
                 break
-            if not self._try_admit(request):
+            if not self._try_admit(request, claimed):
                 if not self._waiting.note_blocked(request):
                     break
                 continue
             admitted.append(request)
             self._waiting.note_admitted(request)
-            budget -= int(self._table.num_tokens[request.row] - self._table.launched[request.row])
+            row = request.row
+            budget -= int(table.num_tokens[row] - table.launched[row])
+            claimed += self._cache.pages_for(int(table.num_tokens[row])) - int(table.num_pages[row])
         self._waiting.put_back()
         return admitted
 
@@ -122,11 +129,15 @@ class PrefillManager:
             chunks.append(Chunk(request, start, length, is_last=start + length == known))
         return chunks
 
-    def _try_admit(self, request: RequestState) -> bool:
-        """Give a row, the cached prefix and the right to pages; undone if pages do not suffice."""
+    def _try_admit(self, request: RequestState, claimed: int) -> bool:
+        """Give a row, the cached prefix and the right to pages; undone if pages do not suffice.
+
+        Args:
+            request: a waiting one.
+            claimed: pages that admitted requests will still ask for.
+        """
         cache, table = self._cache, self._table
         alone = not self.running and not len(self._decode)
-        claimed = 0 if alone else self._claimed_pages()
         short = request.min_pages + claimed > cache.num_available
         if short and not alone and self._num_admissions % _RETRY_EVERY:
             return False
@@ -157,11 +168,13 @@ class PrefillManager:
             request.matched_at = self._num_admissions
         return request.matched_tokens
 
-    def _claimed_pages(self) -> int:
-        """Pages that admitted requests will still ask for: prompts in full, outputs by estimate."""
-        table, cache = self._table, self._cache
-        prompts = sum(
-            cache.pages_for(int(table.num_tokens[row])) - int(table.num_pages[row])
-            for row in self.running
-        )
+    def _claimed_pages(self, rows: npt.NDArray[np.int64]) -> int:
+        """Pages that admitted requests will still ask for: prompts in full, outputs by estimate.
+
+        Args:
+            rows: int64: those of ``running``.
+        """
+        table, page_size = self._table, self._cache.page_size
+        pages = (table.num_tokens[rows] + page_size - 1) // page_size
+        prompts = int((pages - table.num_pages[rows]).sum())
         return prompts + self._decode.growth_estimate(self._ratio)
