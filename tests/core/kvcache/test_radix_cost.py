@@ -114,21 +114,55 @@ def test_a_second_lock_does_not_walk_the_path() -> None:
     cache.check()
 
 
-def test_a_handle_from_before_a_split_locks_the_same_pages() -> None:
+@pytest.mark.parametrize("split", [1, 2, 3])
+def test_a_handle_from_before_a_split_locks_the_same_pages(split: int) -> None:
+    """Catches: a handle that means the end of its node, which a split moves further down."""
     cache = RadixPrefixCache(1)
     cache.insert(array(1, 2, 3, 4), array(5, 6, 7, 8))
     handle = cache.match(array(1, 2, 9)).handle
-    cache.insert(array(1, 9), array(1, 2))  # splits after one page
+    cache.insert(array(*range(1, split + 1), 9), np.arange(11, 12 + split, dtype=np.int32))
     cache.lock(handle)
     assert cache.pages_of(handle).tolist() == [5, 6]
-    assert sorted(cache.evict(9)) == [2, 7, 8]
+    assert sorted(cache.evict(9)) == [7, 8, 11 + split]
     cache.check()
 
 
 def test_a_parent_is_as_recently_used_as_its_children_were() -> None:
+    """Catches: a time of use that counts for the end of the path only."""
     cache = RadixPrefixCache(1)
     cache.insert(array(1), array(1))
-    cache.insert(array(2), array(2))
+    kept = cache.insert(array(2), array(2)).handle
+    cache.lock(kept)
     cache.insert(array(1, 3), array(9, 3))
-    assert cache.evict(1) == [2]
-    assert cache.evict(2) == [3, 1]
+    assert cache.evict(1) == [3], "the other leaf is locked"
+    cache.unlock(kept)
+    assert cache.evict(2) == [2, 1]
+
+
+def test_a_split_of_a_locked_edge_leaves_both_parts_locked() -> None:
+    cache = RadixPrefixCache(1)
+    held = cache.insert(array(1, 2, 3), array(1, 2, 3)).handle
+    cache.lock(held)
+    cache.insert(array(1, 9), array(8, 9))
+    upper = cache.match(array(1, 7)).handle
+    cache.lock(upper)
+    cache.check()
+    cache.unlock(held)
+    cache.check()
+    assert cache.num_evictable_pages == 3
+    cache.unlock(upper)
+    assert sorted(cache.evict(9)) == [1, 2, 3, 9]
+
+
+def test_what_is_evicted_is_not_looked_up_any_more() -> None:
+    """Catches: a look-up past a block that leads to pages which belong to somebody else now."""
+    cache = RadixPrefixCache(1, block_pages=2)
+    tokens = np.arange(6, dtype=np.int32)
+    cache.insert(tokens, tokens + 1)
+    assert cache.evict(3) == [5, 6, 4]
+    cache.check()
+    query = np.append(tokens, 9).astype(np.int32)
+    assert cache.match(query).pages.tolist() == [1, 2, 3]
+    cache.insert(tokens, tokens + 11)
+    assert cache.match(query).pages.tolist() == [1, 2, 3, 14, 15, 16]
+    cache.check()

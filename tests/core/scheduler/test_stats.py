@@ -145,6 +145,16 @@ def test_hit_counts_are_those_of_the_requests() -> None:
     assert last.num_cached_tokens == 30
 
 
+def test_hit_counts_leave_out_what_a_retracted_request_finds_of_its_own() -> None:
+    harness = Harness(num_pages=30, max_seq_len=28, rows=4, budget=30)
+    for uid in range(4):
+        harness.submit(uid, [uid + 2] * 7, max_tokens=18, min_tokens=18)
+    harness.finish()
+    assert harness.scheduler.num_retractions > 0
+    last = harness.recorder.steps[-1]
+    assert (last.num_queried_tokens, last.num_cached_tokens) == (28, 0)
+
+
 def test_nothing_is_built_when_nobody_observes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: statistics that cost time without a listener."""
 

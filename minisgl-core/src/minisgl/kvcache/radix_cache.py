@@ -25,76 +25,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from minisgl.kvcache.interface import CacheHandle, Match, PageArray, PrefixCache, TokenArray
+from minisgl.kvcache.radix_node import Block, Handle, Node, Root
 
 _WIDTH = 4
 """Bytes of a token id and of a page id."""
-
-
-class _Node:
-    """One edge of a tree, from ``start`` to ``end`` pages, and the subtree below it."""
-
-    __slots__ = (
-        "block",
-        "blocks",
-        "children",
-        "end",
-        "held_children",
-        "last_used",
-        "locks",
-        "pages",
-        "parent",
-        "queued",
-        "start",
-        "tokens",
-    )
-
-    def __init__(
-        self, parent: "_Node | None", tokens: bytes, pages: bytes, start: int, end: int
-    ) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.pages = pages
-        self.start = start
-        self.end = end
-        self.children: dict[bytes, _Node] = {}
-        self.blocks: dict[bytes, _Node] = {}
-        """Nodes that end one block further, by the tokens between."""
-        self.block: _Block | None = None
-        self.locks = 0
-        self.held_children = 0
-        self.last_used = 0
-        self.queued = False
-
-
-class _Root(_Node):
-    """The empty prefix of one salt; kept while anything lies below it."""
-
-    __slots__ = ("salt",)
-
-    def __init__(self, salt: str | None) -> None:
-        super().__init__(None, b"", b"", 0, 0)
-        self.salt = salt
-
-
-class _Block:
-    """The look-up that leads to a node at the end of a block: it is ``home.blocks[tokens]``."""
-
-    __slots__ = ("home", "pages", "tokens")
-
-    def __init__(self, home: _Node, tokens: bytes, pages: bytes) -> None:
-        self.home = home
-        self.tokens = tokens
-        self.pages = pages
-
-
-class _Handle:
-    """The first ``num_pages`` pages of the path to ``node``; ``None`` for the empty prefix."""
-
-    __slots__ = ("node", "num_pages")
-
-    def __init__(self, node: _Node | None, num_pages: int) -> None:
-        self.node = node
-        self.num_pages = num_pages
 
 
 class RadixPrefixCache(PrefixCache):
@@ -109,11 +43,11 @@ class RadixPrefixCache(PrefixCache):
         self.page_size = page_size
         self._block = block_pages
         self._page_bytes = page_size * _WIDTH
-        self._roots: dict[str | None, _Root] = {}
+        self._roots: dict[str | None, Root] = {}
         self._clock = 0
         self._num_pages = 0
         self._num_held_pages = 0
-        self._leaves: list[tuple[int, int, _Node]] = []
+        self._leaves: list[tuple[int, int, Node]] = []
         self._num_queued = 0
 
     @property
@@ -136,19 +70,19 @@ class RadixPrefixCache(PrefixCache):
         limit = max(len(tokens) - 1, 0) // self.page_size
         root = self._roots.get(salt)
         if root is None or not limit:
-            return Match(handle=_Handle(None, 0), pages=_to_pages(b""))
+            return Match(handle=Handle(None, 0), pages=_to_pages(b""))
         node, depth, found = self._walk(root, self._to_bytes(tokens, limit), limit)
-        return Match(handle=_Handle(node, depth), pages=_to_pages(b"".join(found)))
+        return Match(handle=Handle(node, depth), pages=_to_pages(b"".join(found)))
 
     def insert(self, tokens: TokenArray, pages: PageArray, salt: str | None = None) -> Match:
         """Add a sequence of whole pages; returns its canonical pages and handle."""
         num_pages = len(pages)
         assert len(tokens) == num_pages * self.page_size, "only whole pages are cached"
         if not num_pages:
-            return Match(handle=_Handle(None, 0), pages=_to_pages(b""))
+            return Match(handle=Handle(None, 0), pages=_to_pages(b""))
         root = self._roots.get(salt)
         if root is None:
-            root = self._roots[salt] = _Root(salt)
+            root = self._roots[salt] = Root(salt)
         data = self._to_bytes(tokens, num_pages)
         node, depth, found = self._walk(root, data, num_pages)
         canonical = b"".join(found)
@@ -160,7 +94,7 @@ class RadixPrefixCache(PrefixCache):
             self._num_pages += num_pages - depth
         self._touch(node)
         self._queue_if_evictable(node)
-        return Match(handle=_Handle(node, num_pages), pages=_to_pages(canonical))
+        return Match(handle=Handle(node, num_pages), pages=_to_pages(canonical))
 
     def lock(self, handle: CacheHandle) -> None:
         """Keep the handle's path; a handle that ends inside an edge splits it here."""
@@ -182,7 +116,7 @@ class RadixPrefixCache(PrefixCache):
         """Undo one lock of the handle's path."""
         if not handle.num_pages:
             return
-        node: _Node = handle.node
+        node: Node = handle.node
         assert node.locks > 0, "a handle is unlocked no more often than it was locked"
         node.locks -= 1
         while not node.locks + node.held_children and node.parent is not None:
@@ -209,7 +143,7 @@ class RadixPrefixCache(PrefixCache):
     def pages_of(self, handle: CacheHandle) -> PageArray:
         """Return the pages of a locked handle, int32 ``[n]``."""
         parts: list[bytes] = []
-        node: _Node | None = handle.node
+        node: Node | None = handle.node
         while node is not None:
             if node.start < handle.num_pages:
                 parts.append(node.pages[: (handle.num_pages - node.start) * _WIDTH])
@@ -232,7 +166,7 @@ class RadixPrefixCache(PrefixCache):
         assert num_held == self._num_held_pages, "the locked page count is wrong"
         assert len(self._leaves) == num_queued <= num_nodes, "the heap has entries of gone nodes"
 
-    def _check_node(self, node: _Node) -> None:
+    def _check_node(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
         assert node.start == parent.end < node.end, "an edge is empty or in the wrong place"
@@ -250,8 +184,13 @@ class RadixPrefixCache(PrefixCache):
         if block is not None:
             assert block.home.end == node.end - self._block, "a block of another length"
             assert block.home.blocks[block.tokens] is node, "a block has a wrong key"
+        for home in (node, parent):
+            leads = [
+                end.block is not None and end.block.home is home for end in home.blocks.values()
+            ]
+            assert all(leads), "a look-up leads to a node that is gone"
 
-    def _walk(self, root: _Node, data: bytes, limit: int) -> tuple[_Node, int, list[bytes]]:
+    def _walk(self, root: Node, data: bytes, limit: int) -> tuple[Node, int, list[bytes]]:
         """Follow ``data``, the tokens of ``limit`` pages, from ``root``.
 
         Returns the last node reached, the matching pages up to there (its ``end``, or fewer if
@@ -263,7 +202,8 @@ class RadixPrefixCache(PrefixCache):
         while depth < limit:
             if node.blocks and limit - depth >= block:
                 further = node.blocks.get(data[at : at + block * page_bytes])
-                if further is not None and further.block is not None:
+                if further is not None:
+                    assert further.block is not None
                     node = further
                     found.append(further.block.pages)
                     depth += block
@@ -288,7 +228,7 @@ class RadixPrefixCache(PrefixCache):
         equal = int(differs.argmax()) if differs.any() else len(left)
         return equal // self.page_size
 
-    def _grow(self, node: _Node, data: bytes, canonical: bytes) -> _Node:
+    def _grow(self, node: Node, data: bytes, canonical: bytes) -> Node:
         """Append what ``data`` has beyond ``node``, cut at the ends of blocks; returns the leaf.
 
         Args:
@@ -302,7 +242,7 @@ class RadixPrefixCache(PrefixCache):
             stop = min(end, (start // block + 1) * block)
             tokens = data[start * page_bytes : stop * page_bytes]
             pages = canonical[start * _WIDTH : stop * _WIDTH]
-            child = _Node(node, tokens, pages, start, stop)
+            child = Node(node, tokens, pages, start, stop)
             node.children[tokens[:page_bytes]] = child
             if stop % block == 0:
                 first = stop - block
@@ -312,12 +252,12 @@ class RadixPrefixCache(PrefixCache):
                 if start > first:
                     tokens = data[first * page_bytes : stop * page_bytes]
                     pages = canonical[first * _WIDTH : stop * _WIDTH]
-                child.block = _Block(node, tokens, pages)
+                child.block = Block(node, tokens, pages)
                 node.blocks[tokens] = child
             node = child
         return node
 
-    def _end_of(self, handle: _Handle) -> _Node:
+    def _end_of(self, handle: Handle) -> Node:
         """Return the node at which a handle's path ends, after a split if need be."""
         node = handle.node
         assert node is not None
@@ -328,18 +268,18 @@ class RadixPrefixCache(PrefixCache):
             node = node.parent
         return self._split(node, handle.num_pages) if handle.num_pages < node.end else node
 
-    def _touch(self, node: _Node) -> None:
+    def _touch(self, node: Node) -> None:
         """Mark the path to ``node`` as used now."""
         self._clock += 1
         node.last_used = self._clock
 
-    def _split(self, node: _Node, depth: int) -> _Node:
+    def _split(self, node: Node, depth: int) -> Node:
         """Cut an edge at ``depth`` pages; ``node`` stays the lower part; returns the upper one."""
         parent = node.parent
         assert parent is not None
         assert node.start < depth < node.end
         cut, page_cut = (depth - node.start) * self._page_bytes, (depth - node.start) * _WIDTH
-        upper = _Node(parent, node.tokens[:cut], node.pages[:page_cut], node.start, depth)
+        upper = Node(parent, node.tokens[:cut], node.pages[:page_cut], node.start, depth)
         upper.last_used = node.last_used
         upper.held_children = int(bool(node.locks + node.held_children))
         parent.children[upper.tokens[: self._page_bytes]] = upper
@@ -348,7 +288,7 @@ class RadixPrefixCache(PrefixCache):
         upper.children[node.tokens[: self._page_bytes]] = node
         return upper
 
-    def _shorten(self, node: _Node, num_pages: int) -> list[int]:
+    def _shorten(self, node: Node, num_pages: int) -> list[int]:
         """Take at most ``num_pages`` off the end of a leaf; an empty leaf leaves the tree."""
         if node.block is not None:
             del node.block.home.blocks[node.block.tokens]
@@ -364,19 +304,19 @@ class RadixPrefixCache(PrefixCache):
             self._remove(node)
         return evicted
 
-    def _remove(self, node: _Node) -> None:
+    def _remove(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
         del parent.children[node.tokens[: self._page_bytes]]
         node.end = 0
         # Whoever used the leaf used its parent too.
         parent.last_used = max(parent.last_used, node.last_used)
-        if not isinstance(parent, _Root):
+        if not isinstance(parent, Root):
             self._queue_if_evictable(parent)
         elif not parent.children:
             del self._roots[parent.salt]
 
-    def _queue_if_evictable(self, node: _Node) -> None:
+    def _queue_if_evictable(self, node: Node) -> None:
         if not (node.locks or node.children or node.queued):
             node.queued = True
             self._num_queued += 1
@@ -385,7 +325,7 @@ class RadixPrefixCache(PrefixCache):
     def _to_bytes(self, tokens: TokenArray, num_pages: int) -> bytes:
         return tokens[: num_pages * self.page_size].astype(np.int32, copy=False).tobytes()
 
-    def _nodes(self) -> Iterator[_Node]:
+    def _nodes(self) -> Iterator[Node]:
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
