@@ -28,11 +28,16 @@ from minisgl.scheduler.zmq_transport import ZmqTransport
 PROMPT_TOKENS = 256
 COHORT_STEPS = 2000
 CHECK_EVERY = 1000
+SETTLED_AFTER = 10
+"""Cohorts after which the process has all its memory: the prefix cache is full by then."""
+
 _PARTS = ("receive", "choose", "stage", "commit", "send")
 
 
 class Samples:
-    """Microseconds of the steps of one kind: all of each step, and by part.
+    """Microseconds of the steps of one kind: all of each step, by part, and of the CPU.
+
+    On a busy machine the clock also counts what other programs do; ``cpu`` counts this thread.
 
     Args:
         capacity: most steps to keep; memory for them is taken at once, so that a long run grows
@@ -44,14 +49,16 @@ class Samples:
         self.num_steps = 0
         self._total = np.full(capacity, np.nan)
         self._num_tokens = 0
+        self._cpu = 0.0
 
-    def add(self, parts: dict[str, float], num_tokens: int) -> None:
+    def add(self, parts: dict[str, float], cpu: float, num_tokens: int) -> None:
         """Count one step; those beyond the capacity are left out."""
         if self.num_steps == len(self._total):
             return
         self._total[self.num_steps] = sum(parts.values())
         self.num_steps += 1
         self._num_tokens += num_tokens
+        self._cpu += cpu
         for name, value in parts.items():
             self.parts[name] += value
 
@@ -64,6 +71,7 @@ class Samples:
             "steps": n,
             "tokens": self._num_tokens / n,
             **{name: value / n for name, value in self.parts.items()},
+            "cpu": self._cpu / n,
             "mean": float(times.mean()),
             "p50": float(np.percentile(times, 50)),
             "p99": float(np.percentile(times, 99)),
@@ -77,8 +85,9 @@ class HostResult:
         rows, page_size: the set-up.
         decode, prefill: steps without and with prompt chunks.
         num_comparisons: how often the staged bytes were compared with the scheduler's state.
-        memory_growth: bytes that the process grew by after its third cohort of requests;
-            ``None`` if it ran no more than three.
+        memory_growth: bytes that the process grew by after ``SETTLED_AFTER`` cohorts; ``None`` if
+            it ran no more.
+        settled_steps: decode steps after that.
     """
 
     def __init__(self, rows: int, page_size: int, num_steps: int) -> None:
@@ -88,6 +97,7 @@ class HostResult:
         self.prefill = Samples(num_steps)
         self.num_comparisons = 0
         self.memory_growth: int | None = None
+        self.settled_steps = 0
 
     def as_dict(self) -> dict[str, object]:
         """Return everything as plain data."""
@@ -98,6 +108,7 @@ class HostResult:
             "prefill": self.prefill.summary(),
             "comparisons": self.num_comparisons,
             "memory_growth_bytes": self.memory_growth,
+            "memory_growth_steps": self.settled_steps,
         }
 
 
@@ -172,14 +183,15 @@ class _Run:
 
     def measure(self) -> HostResult:
         """Run cohorts until all decode steps are measured."""
-        result, settled = self._result, 0
+        result, settled, before = self._result, 0, 0
         self._run_cohort(HostResult(0, 0, 0), 200)  # warms up
         while (left := self._num_steps - result.decode.num_steps) > 0:
             self._run_cohort(result, min(left, COHORT_STEPS))
-            if self._num_cohorts == 4:
-                settled = self._resident_bytes()
-        if self._num_cohorts > 4:
+            if self._num_cohorts == SETTLED_AFTER:
+                settled, before = self._resident_bytes(), result.decode.num_steps
+        if self._num_cohorts > SETTLED_AFTER:
             result.memory_growth = self._resident_bytes() - settled
+            result.settled_steps = result.decode.num_steps - before
         return result
 
     def _run_cohort(self, result: HostResult, num_steps: int) -> None:
@@ -197,14 +209,14 @@ class _Run:
 
     def _step(self, result: HostResult) -> None:
         engine, scheduler, transport = self._engine, self._scheduler, self._transport
-        engine.last_plan, engine.fetched_at, transport.send_s = None, 0.0, 0.0
-        began = time.perf_counter()
+        engine.last_plan, transport.send_s = None, 0.0
+        cpu_began, began = time.thread_time(), time.perf_counter()
         scheduler.receive(0)
         received = time.perf_counter()
         scheduler.step()
-        ended = time.perf_counter()
+        ended, cpu = time.perf_counter(), time.thread_time() - cpu_began
         plan = engine.last_plan
-        if plan is not None and engine.fetched_at:
+        if plan is not None:
             parts = {
                 "receive": received - began,
                 "choose": engine.launched_at - received,
@@ -213,7 +225,8 @@ class _Run:
                 "send": transport.send_s,
             }
             kind = result.prefill if len(plan.chunks) else result.decode
-            kind.add({name: value * 1e6 for name, value in parts.items()}, plan.num_tokens)
+            microseconds = {name: value * 1e6 for name, value in parts.items()}
+            kind.add(microseconds, cpu * 1e6, plan.num_tokens)
         self._since_check += 1
         if plan is not None and not len(plan.chunks) and self._since_check >= CHECK_EVERY:
             self._check(result)

@@ -16,15 +16,13 @@ VOCAB_SIZE = 151_936
 
 
 class NullResult:
-    """A step whose tokens are there at once; notes when they were fetched."""
+    """A step whose tokens are there at once."""
 
-    def __init__(self, engine: "NullEngine", tokens: npt.NDArray[np.int32]) -> None:
-        self._engine = engine
+    def __init__(self, tokens: npt.NDArray[np.int32]) -> None:
         self._tokens = tokens
 
     def tokens(self) -> npt.NDArray[np.int32]:
         """Return the tokens, int32 ``[S]``."""
-        self._engine.fetched_at = time.perf_counter()
         return self._tokens
 
 
@@ -33,7 +31,7 @@ class NullEngine:
 
     Attributes:
         staged: copies of the packed plans since ``take_staged``: what a device would have got.
-        launched_at, staged_at, fetched_at: times within the last step, in seconds.
+        launched_at, staged_at: times within the last step, in seconds.
 
     Args:
         rows: requests at once.
@@ -63,7 +61,7 @@ class NullEngine:
         )
         self.staged: list[IntArray] = []
         self.last_plan: BatchPlan | None = None
-        self.launched_at = self.staged_at = self.fetched_at = 0.0
+        self.launched_at = self.staged_at = 0.0
 
     def forward_batch(self, plan: BatchPlan) -> NullResult:
         """Do the host's part of a step."""
@@ -72,7 +70,7 @@ class NullEngine:
         launches = self._mirror.apply(decode_plan(words))
         num_sampled = sum(len(launch.sampled_rows) for launch in launches)
         self.staged.append(words.copy())  # the copy to the device
-        result = NullResult(self, self._tokens[plan.number % 7, :num_sampled])
+        result = NullResult(self._tokens[plan.number % 7, :num_sampled])
         self.last_plan = plan
         self.staged_at = time.perf_counter()
         return result

@@ -8,7 +8,8 @@ from minisgl.cli.flags import add_settings_arguments
 from minisgl.errors import SettingsError
 from minisgl.settings import ResolvedSettings
 
-_COLUMNS = ("steps", "tokens", "receive", "choose", "stage", "commit", "send", "mean", "p50", "p99")
+_PARTS = ("receive", "choose", "stage", "commit", "send")
+_COLUMNS = ("steps", "tokens", *_PARTS, "cpu", "mean", "p50", "p99")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +76,8 @@ def _print(result: "HostResult") -> None:  # type: ignore[name-defined]  # noqa:
             print(f"{result.rows:>4}  {result.page_size:>4}  {kind:<8}{cells}")
     note = f"            {result.num_comparisons} comparisons of staged bytes, all equal"
     if result.memory_growth is not None:
-        note += f"; memory grew by {result.memory_growth} bytes"
+        steps = result.settled_steps
+        note += f"; memory grew by {result.memory_growth} bytes in the last {steps} steps"
     print(note, flush=True)
 
 
