@@ -95,6 +95,12 @@ def measure_paths(page_size: int, rounds: int) -> dict[str, float]:
             cache.unlock(handle)  # noqa: B023
 
         results[f"lock and unlock, {shape}"] = median_us(lock_and_unlock, rounds)
+        other = cache.match(query).handle
+        cache.lock(other)
+        results[f"the same while another request holds it, {shape}"] = median_us(
+            lock_and_unlock, rounds
+        )
+        cache.unlock(other)
         known, pages = tokens[: num_full * page_size], cache.match(query).pages
         results[f"insert of what is there, {shape}"] = median_us(
             lambda: cache.insert(known, pages),  # noqa: B023
@@ -139,7 +145,7 @@ def main() -> None:
         figures[f"page size {page_size}"] = one
         print(f"page size {page_size}: microseconds")
         for name, value in one.items():
-            print(f"  {name:<60} {value:10.2f}")
+            print(f"  {name:<74} {value:10.2f}")
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -34,6 +34,9 @@ class LLM:
             chat = [{"role": "user", "content": "What is the capital of France?"}]
             print(llm.generate(chat, SamplingParams(temperature=0))[0].text)
 
+    With many prompts at once and nobody who reads along, ``scheduler_policy="prefill-first"`` makes
+    more tokens a second than the default, which keeps streams even.
+
     Args:
         model: a local folder, a ``.gguf`` file, a hub id, or ``package:NAME``.
         settings: ready-made settings, instead of keywords.
