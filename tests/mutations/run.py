@@ -4,10 +4,14 @@ Each ``*.patch`` beside this file says which invariant it breaks, which fault of
 re-creates, and which test has to fail. It is applied to a scratch copy of the sources; the test
 runs there in a process of its own. Anything but a failure of that test (a patch that does not
 apply, code that does not load, a time-out) is an error of the patch, never a success.
+
+The processes are forked from one that has imported torch and pytest, but nothing of this project,
+since those imports would take longer than most of the tests.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -134,45 +138,50 @@ def _apply(mutation: Mutation, copy: Path) -> None:
 
 
 def _run_test(mutation: Mutation, copy: Path, seed: int) -> Caught:
-    report = copy / "outcomes.json"
-    command = [
-        *(sys.executable, "-m", "pytest", mutation.test, "-x", "-q", "--no-header"),
-        *("-p", "no:cacheprovider", "-p", "support.outcomes", f"--outcomes={report}"),
-        *("--hypothesis-profile=mutation", f"--hypothesis-seed={seed}", "-o", "timeout=0"),
+    report, output = copy / "outcomes.json", copy / "output.txt"
+    arguments = [
+        *(mutation.test, "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-o", "timeout=0"),
+        *("-p", "support.outcomes", f"--outcomes={report}"),
+        *("--hypothesis-profile=mutation", f"--hypothesis-seed={seed}"),
     ]
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["numpy", "pytest", "torch"])
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command,
-            cwd=copy,
-            env=_environment(copy),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise MutationError(f"{mutation.name}: no verdict after {TIMEOUT_S} s") from error
+    process = processes.Process(target=_pytest, args=(copy, arguments, output))
+    process.start()
+    process.join(TIMEOUT_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise MutationError(f"{mutation.name}: no verdict after {TIMEOUT_S} s")
     seconds = time.monotonic() - began
-    if done.returncode == 0:
+    printed = "\n".join(output.read_text(errors="replace").splitlines()[-30:])
+    if process.exitcode == 0:
         raise MutationError(f"{mutation.name} survives: {mutation.test} passes with it")
-    if done.returncode != 1 or not report.is_file():
-        raise MutationError(f"{mutation.name}: pytest could not run the test:\n{done.stdout}")
+    if process.exitcode != 1 or not report.is_file():
+        raise MutationError(f"{mutation.name}: pytest could not run the test:\n{printed}")
     errors = _errors(mutation, json.loads(report.read_text(encoding="utf-8")), copy)
     if errors is None:
-        raise MutationError(f"{mutation.name}: the test did not judge the fault:\n{done.stdout}")
+        raise MutationError(f"{mutation.name}: the test did not judge the fault:\n{printed}")
     return Caught(errors, seconds)
 
 
-def _environment(copy: Path) -> dict[str, str]:
-    """Put the copy before whatever is installed, and nothing of an outer pytest beside it."""
-    environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "HYPOTHESIS"))
-    }
-    environment["PYTHONPATH"] = os.pathsep.join(str(copy / source) for source in SOURCES)
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    return environment
+def _pytest(copy: Path, arguments: list[str], output: Path) -> None:
+    """In a process of its own: run pytest on the copy, which comes before what is installed."""
+    with output.open("wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    paths = [str(copy / source) for source in SOURCES]
+    sys.path[:0] = paths
+    for name in [name for name in os.environ if name.startswith(("PYTEST", "HYPOTHESIS"))]:
+        del os.environ[name]
+    # For processes that the test starts.
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.dont_write_bytecode = True
+    os.chdir(copy)
+    import pytest
+
+    sys.exit(int(pytest.main(arguments)))
 
 
 def _errors(mutation: Mutation, outcomes: dict[str, object], copy: Path) -> tuple[str, ...] | None:

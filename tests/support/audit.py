@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.engine.plan import BatchPlan
+from minisgl.kvcache.interface import PrefixCache
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.scheduler import Scheduler
 from support.scheduling import Harness
@@ -53,6 +54,12 @@ class PlanFollower:
         return feeds
 
 
+def cached_pages(prefix_cache: PrefixCache) -> list[int]:
+    """Return every page of a prefix cache, by a walk over its nodes; the naive one has none."""
+    nodes = getattr(prefix_cache, "_nodes", list)()
+    return [page for node in nodes for page in np.frombuffer(node.pages, dtype=np.int32).tolist()]
+
+
 class Audit:
     """Looks on while a harness runs: at each plan when it is launched, at the books after a step.
 
@@ -94,9 +101,8 @@ class Audit:
         return pages
 
     def cached_pages(self) -> list[int]:
-        """Return every page of the prefix cache, by a walk over its nodes."""
-        nodes = getattr(self.scheduler.cache.prefix_cache, "_nodes", list)()
-        return [page for node in nodes for page in node.pages.tolist()]
+        """Return every page of the prefix cache."""
+        return cached_pages(self.scheduler.cache.prefix_cache)
 
     def shared_pages_of(self, request: RequestState) -> list[int]:
         """Return the pages of a row that belong to the cache."""

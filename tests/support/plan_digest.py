@@ -44,12 +44,13 @@ def digest(set_up: dict[str, Any], schedule: list[Ask]) -> str:
 
 
 def _submit(harness: Harness, uid: int, ask: Ask) -> None:
-    """Every other request draws its noise from the scheduler; every third has stop tokens."""
+    """Send one request now; every other one draws its noise from the scheduler."""
     params = SamplingParams(
         temperature=0.5 * (uid % 2),
         max_tokens=ask.max_tokens,
         min_tokens=ask.min_tokens,
-        stop_token_ids=(9, 3, 7) if uid % 3 == 0 else (),
+        ignore_eos=ask.ignore_eos,
+        stop_token_ids=ask.stop_token_ids,
     )
     token_ids = np.array(ask.prompt, dtype="<i4").tobytes()
     harness.clients[uid] = Client()
@@ -86,13 +87,18 @@ class Rank:
         self._process.communicate()
 
 
+def _ask(fields: dict[str, Any]) -> Ask:
+    tuples = {name: tuple(fields[name]) for name in ("prompt", "stop_token_ids")}
+    return Ask(**{**fields, **tuples})
+
+
 def _serve(seed: int) -> None:
     generator = random.Random(seed)
     for line in sys.stdin:
         ballast = [bytearray(generator.randrange(1024)) for _ in range(generator.randrange(400))]
         del ballast[:: generator.randrange(1, 4) + 1]
         message = json.loads(line)
-        schedule = [Ask(**{**ask, "prompt": tuple(ask["prompt"])}) for ask in message["schedule"]]
+        schedule = [_ask(fields) for fields in message["schedule"]]
         print(digest(message["set_up"], schedule), flush=True)  # noqa: T201
 
 

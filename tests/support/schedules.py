@@ -22,16 +22,28 @@ class Ask:
     priority: int = 0
     min_tokens: int = 0
     abort_after: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end it, once it has ``min_tokens``."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else {EOS})
 
     @property
     def tokens(self) -> list[int]:
         """What its client must get if nobody aborts it."""
-        return generate(list(self.prompt), self.max_tokens, min_tokens=self.min_tokens)
+        return generate(
+            list(self.prompt),
+            self.max_tokens,
+            stop_ids=self.stop_ids,
+            min_tokens=self.min_tokens,
+        )
 
     @property
     def reason(self) -> str:
         """How it ends then."""
-        return "stop" if self.tokens[-1] == EOS else "length"
+        return "stop" if self.tokens[-1] in self.stop_ids else "length"
 
 
 @st.composite
@@ -53,6 +65,8 @@ def asks(draw: st.DrawFn, *, with_aborts: bool = False) -> Ask:
         priority=draw(st.integers(0, 2)),
         min_tokens=draw(st.integers(0, max_tokens)),
         abort_after=draw(st.one_of(st.none(), st.integers(0, 12))) if with_aborts else None,
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=draw(st.sampled_from([(), (), (3,), (9, 4)])),
     )
 
 
@@ -82,6 +96,8 @@ def set_ups(draw: st.DrawFn, *, max_spare: int = 2, lazy: bool | None = None) ->
         "mixed": draw(st.booleans()),
         "cache": draw(st.sampled_from(["radix", "naive"])),
         "lazy": draw(st.booleans()) if lazy is None else lazy,
+        "policy": draw(st.sampled_from(["decode-first", "prefill-first"])),
+        "order": draw(st.sampled_from(["fcfs", "longest-prefix"])),
     }
 
 
@@ -115,4 +131,6 @@ def submit(harness: Harness, uid: int, ask: Ask) -> None:
         ask.priority,
         max_tokens=ask.max_tokens,
         min_tokens=ask.min_tokens,
+        ignore_eos=ask.ignore_eos,
+        stop_token_ids=ask.stop_token_ids,
     )

@@ -10,7 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from minisgl.kvcache.radix_cache import RadixPrefixCache
 from support.plain_cache import PlainCache, Prefix
 
-TOKENS = st.lists(st.integers(0, 2), max_size=14)
+# Long common beginnings: otherwise edges are short, and few of them are ever split.
+TOKENS = st.builds(
+    lambda base, length, tail: [*base[:length], *tail],
+    st.sampled_from([[0, 1, 2] * 5, [0, 1, 2, 2] * 4, [0] * 15]),
+    st.integers(0, 13),
+    st.lists(st.integers(0, 2), max_size=3),
+)
 UNSEEN = 9
 """Stands for the one token that a match always leaves."""
 
@@ -25,10 +31,10 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     The brute-force model follows along; what has to hold is said by the subclasses.
     """
 
-    @initialize(page_size=st.sampled_from([1, 2, 3]))
-    def start(self, page_size: int) -> None:
+    @initialize(page_size=st.sampled_from([1, 2, 3]), block_pages=st.sampled_from([1, 2, 3, 256]))
+    def start(self, page_size: int, block_pages: int) -> None:
         self.page_size = page_size
-        self.cache = RadixPrefixCache(page_size)
+        self.cache = RadixPrefixCache(page_size, block_pages=block_pages)
         self.plain = PlainCache(page_size)
         self.held: list[tuple[Any, list[int]]] = []
         """Handles with the pages that they came with, in the order of ``plain.locked``."""
@@ -98,9 +104,29 @@ class Handles(PrefixCacheMachine):
     evicted), an insertion that replaces canonical pages by the newcomer's duplicates.
     """
 
+    @initialize()
+    def forget(self) -> None:
+        self.taken: list[tuple[Any, list[int], Prefix]] = []
+        """Handles that are not locked yet; only what evicts ends their life."""
+
+    @rule(tokens=TOKENS)
+    def take(self, tokens: list[int]) -> None:
+        match = self.cache.match(ids(tokens))
+        prefixes = self.plain.match(tokens)
+        self.taken.append((match.handle, match.pages.tolist(), prefixes[-1] if prefixes else ()))
+
+    @precondition(lambda self: self.taken)
+    @rule(which=st.integers(0, 100))
+    def lock_taken(self, which: int) -> None:
+        handle, pages, prefix = self.taken.pop(which % len(self.taken))
+        self.cache.lock(handle)
+        self.held.append((handle, pages))
+        self.plain.lock(self.plain.prefixes(list(prefix)))
+
     @invariant()
     def a_held_prefix_keeps_its_pages(self) -> None:
-        for prefix, (_, pages) in zip(self.plain.locked, self.held, strict=True):
+        for prefix, (handle, pages) in zip(self.plain.locked, self.held, strict=True):
+            assert self.cache.pages_of(handle).tolist() == pages
             assert self.cache.match(ids([*prefix, UNSEEN])).pages.tolist() == pages
 
     def inserted(self, pages: list[int], expected: list[int]) -> None:
@@ -109,6 +135,7 @@ class Handles(PrefixCacheMachine):
     def evicted(self, pages: list[int], gone: list[Prefix], num_owed: int) -> None:
         held = {page for _, pages in self.held for page in pages}
         assert not held & set(pages)
+        self.taken.clear()
 
 
 class Eviction(PrefixCacheMachine):

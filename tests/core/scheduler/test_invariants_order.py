@@ -59,7 +59,8 @@ def test_invariant_14_any_parameters_get_an_answer_and_the_next_request_is_serve
     for name in FIELDS:
         params, refusal = None, None
         try:
-            params = SamplingParams(**{name: [value] if name == "stop_token_ids" else value})
+            fields: dict[str, Any] = {name: [value] if name == "stop_token_ids" else value}
+            params = SamplingParams(**fields)
         except RequestError as error:
             refusal = error
         if params is not None:

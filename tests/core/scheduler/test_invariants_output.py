@@ -25,7 +25,7 @@ def test_invariant_09_no_set_up_changes_a_token_or_a_reason(
 
     Catches: finish tested on lengths that the next launch had already advanced (clients lose
     their last token), a chunk computed twice, a retraction that drops or repeats a token,
-    min_tokens counted from a wrong length.
+    min_tokens counted from a wrong length, ignore_eos that is ignored.
     """
     expected = [(ask.tokens, [ask.reason]) for ask in schedule]
     assert answers(run(one, schedule), schedule) == expected
@@ -125,19 +125,21 @@ def test_invariant_11_writes_as_late_as_streams_allow_corrupt_no_recycled_row_or
 def test_invariant_12_an_abort_at_any_point_of_a_life_frees_everything_once(
     set_up: dict[str, Any], schedule: list[Ask], data: st.DataObject
 ) -> None:
-    """Before it is received, waiting, between chunks, in flight, at its last token, after its end.
+    """Before its request, waiting, between chunks, in flight, at its last token, after its end.
 
     The harness recounts pages and rows after each step and at the end; the others lose nothing.
 
-    Catches: an abort during a prefill in flight that leaks its pages or its lock, an abort that
-    races the end of sequence and frees a row twice, one that takes a neighbour along.
+    Catches: an abort that overtakes its request and is forgotten, one during a prefill in flight
+    that leaks pages or a lock, one that races the end of sequence and frees a row twice.
     """
     lifetime = Harness(**set_up)
     play(lifetime, schedule)
     victim = data.draw(st.integers(0, len(schedule) - 1), label="victim")
     last_step = len(lifetime.engine.plans) + 2
-    when = data.draw(st.integers(0, last_step), label="steps before the abort")
+    when = data.draw(st.integers(-1, last_step), label="steps before the abort")
     harness = Harness(**set_up)
+    if when < 0:
+        harness.abort(victim)
     for uid, ask in enumerate(schedule):
         submit(harness, uid, ask)
     for now in range(last_step + 1):
@@ -147,8 +149,10 @@ def test_invariant_12_an_abort_at_any_point_of_a_life_frees_everything_once(
     harness.finish()
     for uid, (tokens, reasons) in enumerate(answers(harness, schedule)):
         ask = schedule[uid]
-        if uid == victim and reasons == ["abort"]:
+        if uid == victim and (reasons == ["abort"] or when <= 0):
+            assert reasons == ["abort"]
             assert tokens == ask.tokens[: len(tokens)]
             assert len(tokens) < len(ask.tokens), "all tokens came, and yet it was aborted"
+            assert when > 0 or not tokens
         else:
             assert (tokens, reasons) == (ask.tokens, [ask.reason])

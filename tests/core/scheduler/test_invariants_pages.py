@@ -14,7 +14,7 @@ from minisgl.request import SamplingParams
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
-from support.audit import Audit, Feed
+from support.audit import Audit, Feed, cached_pages
 from support.fake_engine import generate
 from support.schedules import Ask, run, schedules, set_ups
 from support.scheduling import Harness
@@ -97,8 +97,7 @@ class PageMachine(RuleBasedStateMachine):
     @invariant()
     def every_page_is_in_one_place(self) -> None:
         free = self.cache._free.pages().tolist()
-        nodes = getattr(self.cache.prefix_cache, "_nodes", list)()
-        cached = [page for node in nodes for page in node.pages.tolist()]
+        cached = cached_pages(self.cache.prefix_cache)
         private = []
         for request in self.requests:
             pages = self.table.pages[request.row, : self.table.num_pages[request.row]].tolist()
