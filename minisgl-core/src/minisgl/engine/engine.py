@@ -96,6 +96,12 @@ class Engine:
             slot = plan.number % 2
             return StepHandle([self._launch(launch, slot) for launch in plan.launches])
 
+    def check_alive(self) -> None:
+        """Nothing can be lost: the engine lives in this process."""
+
+    def close(self) -> None:
+        """There is nothing to stop: the engine lives in this process."""
+
     def warm_up(self) -> None:
         """Run one decode row of the dummy page, so that no request pays for first-time work."""
         launch = LaunchPlan(

@@ -72,6 +72,7 @@ def plan_memory(
     num_pages: int | None,
     max_useful_tokens: int,
     in_main_memory: bool,
+    num_sharers: int = 1,
 ) -> MemoryPlan:
     """Decide the number of pages.
 
@@ -84,6 +85,7 @@ def plan_memory(
         num_pages: the user's own number, taken as it is.
         max_useful_tokens: more could never be used at once.
         in_main_memory: the device is the CPU.
+        num_sharers: ranks that divide the device's memory among them.
 
     Raises:
         DoesNotFitError: not even two pages fit; says what to change.
@@ -93,6 +95,7 @@ def plan_memory(
         budget = int(memory.total * fraction) - used
         if in_main_memory:
             budget = min(budget, _CPU_POOL_BYTES)
+        budget //= num_sharers
         useful = -(-max_useful_tokens // page_size)
         num_pages = min(budget // bytes_per_page - 1, useful)
         if num_pages < 2:

@@ -123,6 +123,7 @@ class Session:
             while self.has_work:
                 self.step()
             self._closed = True
+            self._scheduler.close()
             del self._scheduler
 
     def _check_open(self) -> None:
@@ -152,6 +153,7 @@ class Session:
         logger.error("the engine is broken: %s", cause)
         for uid in list(self._listeners):
             self._reply(ErrorReply(uid, f"the engine failed: {cause}", status=500))
+        self._scheduler.close()
 
 
 def to_settings(model: str | None, settings: Settings | None, keywords: dict[str, Any]) -> Settings:

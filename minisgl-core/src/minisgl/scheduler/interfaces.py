@@ -23,7 +23,22 @@ class StepEngine(Protocol):
     info: EngineInfo
 
     def forward_batch(self, plan: BatchPlan) -> StepResult:
-        """Launch a step; returns at once."""
+        """Launch a step; returns at once.
+
+        Raises:
+            EngineLostError: the engine is lost, and with it every request.
+            Exception: this step has failed.
+        """
+
+    def check_alive(self) -> None:
+        """Look whether the engine can still run steps; called while there are none.
+
+        Raises:
+            EngineLostError: it cannot.
+        """
+
+    def close(self) -> None:
+        """Stop what belongs to the engine outside of this process. Safe to call twice."""
 
 
 class Observers(Protocol):

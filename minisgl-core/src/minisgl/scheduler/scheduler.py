@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.engine.plan import ROW_PARAMS, BatchPlan, LaunchPlan
-from minisgl.errors import RequestError
+from minisgl.errors import EngineLostError, RequestError
 from minisgl.kvcache.interface import PrefixCache
 from minisgl.message import (
     AbortRequest,
@@ -41,6 +41,9 @@ from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.transport import Transport
 
 logger = logging.getLogger(__name__)
+
+_IDLE_CHECK = 1.0
+"""Seconds between looks at the engine when there is nothing to do."""
 
 _MAX_FAILED_STEPS = 3
 """So many failed steps in a row mean that the engine is broken, not a request."""
@@ -130,7 +133,9 @@ class Scheduler:
     def run(self) -> None:
         """Serve until a ``Shutdown`` arrives; with nothing to do it sleeps on the transport."""
         while True:
-            self.receive(0 if self.has_work else None)
+            if not self.has_work:
+                self._engine.check_alive()
+            self.receive(0 if self.has_work else _IDLE_CHECK)
             if self._stopping and not (self._draining and self._requests):
                 break
             self.step()
@@ -161,6 +166,10 @@ class Scheduler:
         self._settle()
         self._flush()
         return launched is not None or done is not None
+
+    def close(self) -> None:
+        """Give back what the engine holds beyond this process. Safe to call twice."""
+        self._engine.close()
 
     def check(self) -> None:
         """Recount pages and rows; raises ``AssertionError`` if the state is inconsistent."""
@@ -262,6 +271,8 @@ class Scheduler:
         self._num_steps += 1
         try:
             result = self._engine.forward_batch(plan)
+        except EngineLostError:
+            raise
         except Exception as error:  # noqa: BLE001  (what fails a step must not end the server)
             self._fail_step(launches, error)
             return None
@@ -357,6 +368,8 @@ class Scheduler:
         began = time.perf_counter()
         try:
             tokens = step.result.tokens()
+        except EngineLostError:
+            raise
         except Exception as error:  # noqa: BLE001  (what fails a step must not end the server)
             self._fail_step(step.launches, error)
             return

@@ -1,0 +1,115 @@
+"""Collectives between processes on CPUs, over gloo."""
+
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+from torch.distributed import AllreduceOptions, FileStore, ProcessGroupGloo
+
+from minisgl.distributed.communicator import Communicator
+from minisgl.distributed.progress import RankProgress
+from minisgl.errors import EngineLostError
+
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class GlooCommunicator(Communicator):
+    """One rank of a process group of its own: nothing of ``torch.distributed``'s is global.
+
+    The constructor returns once all ranks are connected. Each collective ends within the timeout,
+    with its result or with an error, after which the group is of no use.
+
+    Args:
+        store: path of a file that only the ranks of this group use.
+        rank, size: of this process, and of the group.
+        timeout: seconds for one collective, see ``set_timeout``.
+        progress: counts the collectives that this rank begins.
+
+    Raises:
+        EngineLostError: the others did not come.
+    """
+
+    def __init__(
+        self, store: str, rank: int, size: int, *, timeout: float, progress: RankProgress
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._progress = progress
+        try:
+            self._group: ProcessGroupGloo | None = _connect(store, rank, size, timeout)
+        except RuntimeError as error:
+            raise EngineLostError(f"rank {rank} found no other ranks: {error}") from error
+        self.set_timeout(timeout)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Let collectives from now on fail when another rank is ``seconds`` late."""
+        self._reduce_options = AllreduceOptions()
+        self._reduce_options.timeout = timedelta(seconds=seconds)
+        self._gather_options = _gather_options(seconds)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks, the same bits on each; reuses ``tensor``'s memory.
+
+        Raises:
+            EngineLostError: another rank has ended, or is late.
+        """
+        tensor = tensor.contiguous()
+        if tensor.numel():
+            self._wait(lambda group: group.allreduce([tensor], self._reduce_options))
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return all ranks' tensors, concatenated along ``dim`` in the order of ranks.
+
+        Raises:
+            EngineLostError: another rank has ended, or is late.
+        """
+        tensor = tensor.contiguous()
+        parts = list(tensor.new_empty((self.size, *tensor.shape)).unbind(0))
+        if tensor.numel():
+            self._wait(lambda group: group.allgather([parts], [tensor], self._gather_options))
+        return torch.cat(parts, dim=dim)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            EngineLostError: another rank has ended, or is late.
+        """
+        self.all_reduce(torch.zeros(1))
+
+    def close(self) -> None:
+        """Disconnect: the other ranks' collectives fail at once. Safe to call twice."""
+        self._group = None
+
+    def _wait(self, begin: Any) -> None:
+        if self._group is None:
+            raise EngineLostError(f"rank {self.rank} has left its group")
+        self._progress.count_collective()
+        try:
+            begin(self._group).wait()
+        except RuntimeError as error:  # all that gloo raises
+            raise EngineLostError(f"rank {self.rank} lost the other ranks: {error}") from error
+
+
+def _connect(store: str, rank: int, size: int, timeout: float) -> ProcessGroupGloo:
+    """Connect the ranks over the loopback interface, whatever this host's name resolves to.
+
+    The options' fields have underscores, yet are how torch.distributed.new_group sets them, too
+    (torch/distributed/distributed_c10d.py, torch 2.4 to 2.13).
+    """
+    options = ProcessGroupGloo._Options()  # noqa: SLF001
+    options._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
+    options._timeout = timedelta(seconds=timeout)  # noqa: SLF001
+    options._threads = 1  # noqa: SLF001
+    shared = FileStore(store, size)
+    shared.set_timeout(timedelta(seconds=timeout))
+    return ProcessGroupGloo(shared, rank, size, options)
+
+
+def _gather_options(seconds: float) -> Any:
+    from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed names it not
+
+    options = AllgatherOptions()
+    options.timeout = timedelta(seconds=seconds)
+    return options
