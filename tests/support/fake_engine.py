@@ -2,18 +2,22 @@
 
 The sequence is read back from a fake KV pool through the page table of the plans, so a page that
 is freed, shared or overwritten by mistake changes tokens. Work is done as late as a device stream
-would allow: in order, when a result is asked for, or not before the next launch.
+would allow: in order, when a result is asked for, or not before the next launch. Even the packed
+plans are read that late, from the staging buffers of the real engine.
 """
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.engine.engine import EngineInfo
-from minisgl.engine.plan import BatchPlan, LaunchPlan
+from minisgl.engine.info import EngineInfo
+from minisgl.engine.plan import BatchPlan, IntArray
+from minisgl.engine.plan_codec import decode_plan
+from minisgl.engine.staging import PlanStager
 
 VOCAB = 11
 EOS = 1
@@ -46,6 +50,17 @@ def generate(
     return output
 
 
+@dataclass(slots=True)
+class Part:
+    """What one row feeds in a launch; ``tokens`` ``None`` means its last sampled token."""
+
+    row: int
+    start: int
+    tokens: list[int] | None
+    sampled: bool
+    end: int = 0
+
+
 class FakeResult:
     """A launched step; computed when asked for."""
 
@@ -53,7 +68,7 @@ class FakeResult:
         self._engine = engine
         self._number = number
 
-    def tokens(self) -> list[npt.NDArray[np.int32]]:
+    def tokens(self) -> npt.NDArray[np.int32]:
         """Let the stream run up to this step and return its tokens."""
         while self._number not in self._engine.results:
             self._engine.run_next()
@@ -91,9 +106,14 @@ class FakeEngine:
         width = -(-max_seq_len // page_size)
         self._table = np.zeros((max_running_requests, width), dtype=np.int32)
         self._last = np.zeros(max_running_requests, dtype=np.int32)
+        self._lengths = np.zeros(max_running_requests, dtype=np.int64)
+        self._min_end = np.zeros(max_running_requests, dtype=np.int64)
+        self._bans: dict[int, set[int]] = {}
+        self._order: list[int] = []
         self._kv = np.full((num_pages + 1) * page_size, _EMPTY, dtype=np.int64)
-        self._queue: deque[BatchPlan] = deque()
-        self.results: dict[int, list[npt.NDArray[np.int32]]] = {}
+        self._stager = PlanStager()
+        self._queue: deque[tuple[int, IntArray, bool]] = deque()
+        self.results: dict[int, npt.NDArray[np.int32]] = {}
         self.plans: list[BatchPlan] = []
         self._next = 0
 
@@ -102,61 +122,87 @@ class FakeEngine:
         assert plan.number == self._next, "plans come in order"
         self._next += 1
         self.plans.append(plan)
-        if self._fail_at(plan):
-            self._apply(plan)
+        fails = self._fail_at(plan)
+        self._queue.append((plan.number, self._stager.stage(plan), fails))
+        if fails:
             raise RuntimeError("injected failure")
-        self._queue.append(plan)
         if not self._lazy:
             self.run_next()
         return FakeResult(self, plan.number)
 
+    def check_alive(self) -> None:
+        """It always is."""
+
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
+
     def run_next(self) -> None:
-        """Run the oldest queued step."""
-        plan = self._queue.popleft()
+        """Run the oldest queued step; of one that failed, only what it changed."""
+        number, words, failed = self._queue.popleft()
+        plan = decode_plan(words)
+        assert plan.number == number, "a staging buffer was written again before its step ran"
         self._apply(plan)
-        self.results[plan.number] = [self._launch(launch) for launch in plan.launches]
+        launches = self._launches(plan)
+        if not failed:
+            self.results[number] = np.array(
+                [token for launch in launches for token in self._launch(launch)], dtype=np.int32
+            )
 
     def _apply(self, plan: BatchPlan) -> None:
-        while self._queue and self._queue[0].number < plan.number:
-            self.run_next()
+        for added in plan.added:
+            row = int(added["row"])
+            self._min_end[row] = added["min_end"]
+            self._bans[row] = set()
+        for row, token in plan.bans.tolist():
+            self._bans[row].add(token)
         keys = [(row, column) for row, column, _ in plan.table_writes.tolist()]
         assert len(set(keys)) == len(keys), "a table entry is written twice in one plan"
         for row, column, page in plan.table_writes.tolist():
             assert 1 <= page <= self.info.num_pages, "a page outside the pool"
             self._table[row, column] = page
+        if plan.decode_rows is not None:
+            self._order = plan.decode_rows.tolist()
 
-    def _launch(self, launch: LaunchPlan) -> npt.NDArray[np.int32]:
-        rows, size = launch.rows.tolist(), self.info.page_size
+    def _launches(self, plan: BatchPlan) -> list[list[Part]]:
+        """Return what each launch feeds, and advance the rows' lengths."""
+        decode, chunks, first = [], [], 0
+        if plan.num_decode_rows:
+            assert plan.num_decode_rows == len(self._order), "all decode rows run, or none does"
+            for row in self._order:
+                decode.append(Part(row, int(self._lengths[row]), None, sampled=True))
+                self._lengths[row] += 1
+        for row, start, length, sampled in plan.chunks.tolist():
+            tokens = plan.token_ids[first : first + length].tolist()
+            first += length
+            chunks.append(Part(row, start, tokens, sampled=bool(sampled)))
+            self._lengths[row] = start + length
+        assert first == len(plan.token_ids)
+        launches = [decode + chunks] if plan.mixed else [decode, chunks]
+        return [launch for launch in launches if launch]
+
+    def _launch(self, parts: list[Part]) -> list[int]:
+        rows, size, written = [part.row for part in parts], self.info.page_size, set()
         assert len(set(rows)) == len(rows), "a row is launched twice"
-        first, written, inputs = 0, set(), []
-        for place, row in enumerate(rows):
-            if place < launch.num_decode_rows:
-                tokens = [int(self._last[row])]
-                assert launch.query_lens[place] == 1
-            else:
-                tokens = launch.token_ids[first : first + launch.query_lens[place]].tolist()
-                first += len(tokens)
-            inputs.append(tokens)
-            for position, token in enumerate(tokens, int(launch.starts[place])):
-                slot = int(self._table[row, position // size]) * size + position % size
+        for part in parts:
+            tokens = [int(self._last[part.row])] if part.tokens is None else part.tokens
+            part.end = part.start + len(tokens)
+            for position, token in enumerate(tokens, part.start):
+                slot = int(self._table[part.row, position // size]) * size + position % size
                 assert slot >= size, "a real row writes to the dummy page"
                 assert slot not in written, "two rows write to one slot"
                 written.add(slot)
                 self._kv[slot] = token * 1000 + position
         sampled = []
-        for place, row in enumerate(rows):
-            length = int(launch.starts[place] + launch.query_lens[place])
-            sequence = [self._read(row, position) for position in range(length)]
-            if launch.sampled[place]:
+        for part in parts:
+            row = part.row
+            sequence = [self._read(row, position) for position in range(part.end)]
+            if part.sampled:
                 token = next_token(sequence)
-                for banned_place, ids in launch.banned:
-                    if banned_place == len(sampled):
-                        while token in ids:
-                            token = (token + 1) % VOCAB
+                while part.end < self._min_end[row] and token in self._bans[row]:
+                    token = (token + 1) % VOCAB
                 sampled.append(token)
                 self._last[row] = token
-        assert len(inputs) == len(rows)
-        return np.array(sampled, dtype=np.int32)
+        return sampled
 
     def _read(self, row: int, position: int) -> int:
         size = self.info.page_size

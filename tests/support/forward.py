@@ -148,7 +148,6 @@ def make_batch(
         query_lens=query_lens,
         kv_lens=query_lens + np.array(starts, dtype=np.int32),
         page_table=torch.from_numpy(table),
-        host_page_table=table,
         page_size=PAGE_SIZE,
     )
     batch.plan = context.attention.plan(batch, 0)

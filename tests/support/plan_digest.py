@@ -4,6 +4,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from minisgl.engine.plan_codec import encode_plan, plan_words
 from minisgl.message import GenerateRequest
 from minisgl.request import SamplingParams
 from support.scheduling import Client, Harness
@@ -26,13 +27,9 @@ def digest() -> str:
     assert harness.scheduler.num_retractions > 0
     hashed = sha256()
     for plan in harness.engine.plans:
-        for array in (plan.added, plan.table_writes):
-            hashed.update(array.tobytes())
-        for launch in plan.launches:
-            for array in (launch.rows, launch.starts, launch.query_lens, launch.token_ids):
-                hashed.update(array.tobytes())
-            for place, ids in launch.banned:
-                hashed.update(bytes([place]) + ids.tobytes())
+        words = np.zeros(plan_words(plan), dtype=np.int32)
+        encode_plan(plan, words)
+        hashed.update(words.tobytes())
     return hashed.hexdigest()
 
 

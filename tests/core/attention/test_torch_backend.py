@@ -125,7 +125,6 @@ def test_any_mixed_batch_equals_attention_written_out(
         query_lens=query_lens,
         kv_lens=kv_lens,
         page_table=torch.from_numpy(table),
-        host_page_table=table,
         page_size=page_size,
     )
     q = torch.randn(num_tokens, q_heads, HEAD_DIM)
@@ -170,7 +169,6 @@ def test_a_hybrid_sends_each_launch_to_the_backend_of_its_phase(
         query_lens=lens,
         kv_lens=lens,
         page_table=nothing,
-        host_page_table=lens,
         page_size=1,
     )
     hybrid = HybridBackend(Marked("prefill"), Marked("decode"))

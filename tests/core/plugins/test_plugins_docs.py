@@ -129,7 +129,6 @@ def test_the_example_attends_as_the_reference_does(example):
         query_lens=np.array([1, 1, 3, 3], dtype=np.int32),
         kv_lens=np.array([7, 10, 14, 3], dtype=np.int32),
         page_table=page_table,
-        host_page_table=page_table.numpy(),
         page_size=PAGE_SIZE,
     )
     layer = AttentionLayerSpec(index=0, num_q_heads=4, num_kv_heads=2, head_dim=8, scale=0.3)

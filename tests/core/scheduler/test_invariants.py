@@ -142,20 +142,15 @@ def test_invariant_16_chunks_concatenate_to_the_prompt(
     for plan in harness.engine.plans:
         for row in plan.added["row"].tolist():
             unfinished.pop(row, None)
-        num_decode = sum(launch.num_decode_rows for launch in plan.launches)
-        num_tokens = sum(launch.num_tokens for launch in plan.launches)
-        assert num_tokens <= max(budget, num_decode + page_size)
-        for launch in plan.launches:
-            assert launch.sampled[: launch.num_decode_rows].all()
-            assert len(launch.token_ids) == launch.query_lens[launch.num_decode_rows :].sum()
-            for place in range(launch.num_decode_rows, len(launch.rows)):
-                row, start = int(launch.rows[place]), int(launch.starts[place])
-                if row in unfinished:
-                    assert start == unfinished.pop(row), "a position is left out or done twice"
-                else:
-                    assert start % page_size == 0, "a cached prefix is whole pages"
-                if not launch.sampled[place]:
-                    unfinished[row] = start + int(launch.query_lens[place])
+        assert plan.num_tokens <= max(budget, plan.num_decode_rows + page_size)
+        assert len(plan.token_ids) == plan.chunks["length"].sum()
+        for row, start, length, sampled in plan.chunks.tolist():
+            if row in unfinished:
+                assert start == unfinished.pop(row), "a position is left out or done twice"
+            else:
+                assert start % page_size == 0, "a cached prefix is whole pages"
+            if not sampled:
+                unfinished[row] = start + length
 
 
 @given(st.integers(1, 16), st.integers(2, 6), st.integers(1, 30))

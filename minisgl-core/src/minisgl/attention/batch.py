@@ -24,7 +24,6 @@ class Batch:
         query_lens: ``[R]`` int32, host: tokens of each row in this launch.
         kv_lens: ``[R]`` int32, host: tokens of each row that attention sees, these included.
         page_table: ``[table rows, width]`` int32, on the device: pages of every row.
-        host_page_table: the same on the host, for planners that want index pointers.
         page_size: tokens a page.
         plan: what the attention backend's ``plan`` made of this batch; opaque to all others.
     """
@@ -38,7 +37,6 @@ class Batch:
     query_lens: npt.NDArray[np.int32]
     kv_lens: npt.NDArray[np.int32]
     page_table: torch.Tensor
-    host_page_table: npt.NDArray[np.int32]
     page_size: int
     plan: Any = field(default=None)
 

@@ -11,7 +11,8 @@ import torch
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.distributed.communicator import Communicator, SingleCommunicator
-from minisgl.engine.engine import Engine, EngineInfo
+from minisgl.engine.engine import Engine
+from minisgl.engine.info import EngineInfo
 from minisgl.engine.memory_plan import MemoryPlan, measure, plan_memory
 from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError, UnsupportedBackendError
 from minisgl.kernel.ops import OpTable

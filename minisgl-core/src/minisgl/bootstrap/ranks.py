@@ -8,8 +8,8 @@ import numpy as np
 from minisgl.bootstrap.engine import Site, build_engine, survey
 from minisgl.distributed.rank_group import RankGroup
 from minisgl.distributed.rank_process import RankLink
-from minisgl.engine.shim import forward_packed
 from minisgl.engine.parallel import DigestKeeper, ParallelEngine
+from minisgl.engine.plan_codec import plan_number
 from minisgl.errors import EngineLostError
 from minisgl.plugins.host import Fingerprint, PluginHost, load_plugins
 from minisgl.settings import Settings, configure_logging
@@ -81,9 +81,9 @@ def serve_rank(link: RankLink) -> None:
     keeper = DigestKeeper(link.progress)
     for frame in link.plans():
         words = np.frombuffer(frame, dtype=np.int32)
-        number = int(words[0])
+        number = plan_number(words)
         keeper.begin(number, words)
-        keeper.finish(number, forward_packed(engine, words).tokens())
+        keeper.finish(number, engine.forward_packed(words).tokens())
 
 
 def _with_local_path(settings: Settings, site: Site) -> Settings:

@@ -39,7 +39,7 @@ class Channel:
         if sent < _HEADER_BYTES + len(frame):
             self._socket.sendall((header + bytes(frame))[sent:])
 
-    def receive(self, timeout: float | None) -> bytes | None:
+    def receive(self, timeout: float | None) -> bytearray | None:
         """Return the next frame, or ``None`` if none began in time.
 
         Args:
@@ -64,12 +64,12 @@ class Channel:
         """Close this end; the peer sees it at once."""
         self._socket.close()
 
-    def _read(self, size: int) -> bytes:
+    def _read(self, size: int) -> bytearray:
         data = bytearray(size)
         view = memoryview(data)
-        while len(view):
+        while view:
             count = self._socket.recv_into(view)
             if not count:
                 raise ConnectionResetError("the other process ended within a frame")
             view = view[count:]
-        return bytes(data)
+        return data

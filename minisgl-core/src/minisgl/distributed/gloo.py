@@ -4,7 +4,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch
-from torch.distributed import AllreduceOptions, FileStore, ProcessGroupGloo
+from torch._C._distributed_c10d import AllgatherOptions, FileStore  # without a public name
+from torch.distributed import AllreduceOptions, ProcessGroupGloo
 
 from minisgl.distributed.communicator import Communicator
 from minisgl.distributed.progress import RankProgress
@@ -45,7 +46,8 @@ class GlooCommunicator(Communicator):
         """Let collectives from now on fail when another rank is ``seconds`` late."""
         self._reduce_options = AllreduceOptions()
         self._reduce_options.timeout = timedelta(seconds=seconds)
-        self._gather_options = _gather_options(seconds)
+        self._gather_options = AllgatherOptions()
+        self._gather_options.timeout = timedelta(seconds=seconds)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, the same bits on each; reuses ``tensor``'s memory.
@@ -98,18 +100,12 @@ def _connect(store: str, rank: int, size: int, timeout: float) -> ProcessGroupGl
     The options' fields have underscores, yet are how torch.distributed.new_group sets them, too
     (torch/distributed/distributed_c10d.py, torch 2.4 to 2.13).
     """
-    options = ProcessGroupGloo._Options()  # noqa: SLF001
-    options._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
+    gloo: Any = ProcessGroupGloo  # its stub lacks the options
+    options = gloo._Options()  # noqa: SLF001
+    options._devices = [gloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
     options._timeout = timedelta(seconds=timeout)  # noqa: SLF001
     options._threads = 1  # noqa: SLF001
     shared = FileStore(store, size)
     shared.set_timeout(timedelta(seconds=timeout))
-    return ProcessGroupGloo(shared, rank, size, options)
-
-
-def _gather_options(seconds: float) -> Any:
-    from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed names it not
-
-    options = AllgatherOptions()
-    options.timeout = timedelta(seconds=seconds)
-    return options
+    group: ProcessGroupGloo = gloo(shared, rank, size, options)
+    return group

@@ -66,7 +66,7 @@ class _Rank:
         """Take in what the rank says."""
         try:
             while (frame := self.channel.receive(0)) is not None:
-                status = self._codec.decode(frame)
+                status = self._codec.decode(bytes(frame))
                 self.num_statuses += 1
                 if isinstance(status, Failed):
                     self._failure = status
@@ -281,9 +281,7 @@ class RankGroup:
             waiting = [rank for rank in waiting if rank.num_statuses < count]
             if time.monotonic() > deadline:
                 raise self._lost(
-                    EngineLostError(
-                        f"{waiting[0]} has not started within {self._limit}"
-                    )
+                    EngineLostError(f"{waiting[0]} has not started within {self._limit}")
                 )
             if waiting:
                 time.sleep(0.01)

@@ -70,9 +70,9 @@ class RankLink:
         self._codec: Codec[Status] = Codec(Status)
         self._communicator: GlooCommunicator | None = None
 
-    def receive_job(self) -> bytes:
+    def receive_job(self) -> bytearray:
         """Wait for what ``RankGroup.begin`` sends."""
-        return self._channel.receive(None) or b""
+        return self._channel.receive(None) or bytearray()
 
     def connect(self) -> GlooCommunicator:
         """Join the process group, when rank 0 says where it meets.
@@ -92,17 +92,18 @@ class RankLink:
         self._communicator.barrier()
         return self._communicator
 
-    def plans(self) -> Iterator[bytes]:
+    def plans(self) -> Iterator[bytearray]:
         """Yield each frame of ``RankGroup.send``, until rank 0 says that it was the last one."""
         assert self._communicator is not None, "ranks connect before they serve"
         self._communicator.set_timeout(self._arguments.timeout)
         while True:
             frame = self._channel.receive(BEAT)
             self.progress.beat()
+            if frame is None:
+                continue
             if frame == STOP:
                 return
-            if frame is not None:
-                yield frame
+            yield frame
 
     def failed(self, exit_code: int, message: str) -> None:
         """Tell rank 0 why this rank ends."""

@@ -1,48 +1,61 @@
-"""From a launch plan to the tensors that a model wants: vectorised, no loop over tokens."""
+"""From a launch to the tensors that a model wants: on the device, no loop over rows or tokens."""
 
 import numpy as np
 import torch
 
 from minisgl.attention.batch import Batch
-from minisgl.engine.plan import LaunchPlan
-from minisgl.engine.row_state import RowState
+from minisgl.engine.host_mirror import Launch
+from minisgl.engine.row_state import DeviceChunks, RowState
 
 
-def build_batch(launch: LaunchPlan, state: RowState, page_size: int) -> Batch:
-    """Return the launch's ``Batch``; its K and V slots come from the rows' page tables."""
-    device, num_decode = state.device, launch.num_decode_rows
-    rows, starts, lens = (
-        array.astype(np.int64) for array in (launch.rows, launch.starts, launch.query_lens)
+def build_batch(launch: Launch, chunks: DeviceChunks, state: RowState) -> Batch:
+    """Return the launch's ``Batch``, and advance the lengths of its rows.
+
+    Decode rows feed their last token at their length; chunks bring their own tokens.
+    """
+    parts = []
+    if launch.num_decode_rows:
+        parts.append(_decode_tokens(state))
+    if launch.num_prefill_tokens:
+        parts.append(_prefill_tokens(launch.num_prefill_tokens, chunks, state))
+    rows, input_ids, token_rows, positions = (
+        pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in zip(*parts, strict=True)
     )
-    if len(launch.token_ids):
-        ends = np.cumsum(lens)
-        token_rows = np.repeat(rows, lens)
-        positions = np.arange(ends[-1]) + np.repeat(starts - (ends - lens), lens)
-    else:
-        ends, token_rows, positions = np.arange(1, len(rows) + 1), rows, starts
-    pages = state.host_page_table[token_rows, positions // page_size].astype(np.int64)
-    slots = pages * page_size + positions % page_size
-    device_rows = torch.from_numpy(rows).to(device)
-    prompt_ids = torch.from_numpy(launch.token_ids.astype(np.int64)).to(device)
-    if num_decode == len(rows):
-        input_ids = state.last_token[device_rows]
-    elif num_decode:
-        input_ids = torch.cat((state.last_token[device_rows[:num_decode]], prompt_ids))
-    else:
-        input_ids = prompt_ids
-    every_token_sampled = bool(launch.sampled.all()) and len(positions) == len(rows)
+    sample_indices = None
+    if launch.sampled is not None or launch.num_prefill_tokens:
+        last = np.cumsum(launch.query_lens) - 1
+        if launch.sampled is not None:
+            last = last[launch.sampled]
+        sample_indices = torch.from_numpy(last).to(state.device, non_blocking=True)
     return Batch(
         input_ids=input_ids,
-        positions=torch.from_numpy(positions).to(device),
-        slots=torch.from_numpy(slots).to(device),
-        sample_indices=None
-        if every_token_sampled
-        else torch.from_numpy(ends[launch.sampled] - 1).to(device),
-        rows=device_rows,
-        num_decode_rows=num_decode,
-        query_lens=launch.query_lens,
-        kv_lens=launch.starts + launch.query_lens,
+        positions=positions,
+        slots=state.slots(token_rows, positions),
+        sample_indices=sample_indices,
+        rows=rows,
+        num_decode_rows=launch.num_decode_rows,
+        query_lens=launch.query_lens.astype(np.int32),
+        kv_lens=launch.ends.astype(np.int32),
         page_table=state.page_table,
-        host_page_table=state.host_page_table,
-        page_size=page_size,
+        page_size=state.page_size,
     )
+
+
+_Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Rows, and of each token: its id, its row and its position."""
+
+
+def _decode_tokens(state: RowState) -> _Tokens:
+    rows = state.decode_rows
+    positions = state.lengths[rows]
+    state.lengths[rows] = positions + 1
+    return rows, state.last_token[rows], rows, positions
+
+
+def _prefill_tokens(num_tokens: int, chunks: DeviceChunks, state: RowState) -> _Tokens:
+    rows, starts, lengths = chunks.rows, chunks.starts, chunks.lengths
+    ends = lengths.cumsum(0)
+    chunk_of = torch.repeat_interleave(lengths, output_size=num_tokens)
+    positions = torch.arange(num_tokens, device=state.device) + (starts - ends + lengths)[chunk_of]
+    state.lengths[rows] = starts + lengths
+    return rows, chunks.token_ids.long(), rows[chunk_of], positions

@@ -10,7 +10,7 @@ from minisgl.distributed.progress import DIGEST_DEPTH, Digests, RankProgress
 from minisgl.distributed.rank_group import RankGroup
 from minisgl.engine.engine import Engine, StepHandle
 from minisgl.engine.plan import BatchPlan, IntArray
-from minisgl.engine.shim import forward_packed, pack
+from minisgl.engine.staging import PlanStager
 from minisgl.errors import EngineLostError
 
 COMPARE_EVERY: Final = 64
@@ -32,12 +32,12 @@ class DigestKeeper:
     def begin(self, number: int, words: IntArray) -> None:
         """Take in a packed plan that is about to run."""
         before = self._plans[(number - 1) % DIGEST_DEPTH]
-        self._plans[number % DIGEST_DEPTH] = zlib.crc32(memoryview(words), before)
+        self._plans[number % DIGEST_DEPTH] = zlib.crc32(words.data, before)
         self._progress.begin(number)
 
     def finish(self, number: int, tokens: npt.NDArray[np.int32]) -> None:
         """Take in the tokens of the oldest plan that has not finished."""
-        self._tokens = zlib.crc32(memoryview(np.ascontiguousarray(tokens)), self._tokens)
+        self._tokens = zlib.crc32(tokens.data, self._tokens)
         self._progress.finish(number, Digests(self._plans[number % DIGEST_DEPTH], self._tokens))
 
 
@@ -75,6 +75,7 @@ class ParallelEngine:
         self._group = group
         self._own = group.board.ranks[0]
         self._keeper = DigestKeeper(self._own)
+        self._stager = PlanStager()
 
     def forward_batch(self, plan: BatchPlan) -> ParallelStepHandle:
         """Send ``plan`` to the other ranks and launch this rank's part; returns at once.
@@ -82,11 +83,11 @@ class ParallelEngine:
         Raises:
             EngineLostError: a rank, this one included, has failed, ended or fallen behind.
         """
-        words = pack(plan)
+        words = self._stager.stage(plan)
         self._keeper.begin(plan.number, words)
-        self._group.send(memoryview(words).cast("B"))
+        self._group.send(words.data.cast("B"))
         try:
-            local = forward_packed(self._engine, words)
+            local = self._engine.forward_packed(words)
         except Exception as error:
             raise self._group.explain(error, f"step {plan.number}") from error
         return ParallelStepHandle(self, plan.number, local)
@@ -130,6 +131,8 @@ class ParallelEngine:
             if digests != own:
                 what = "sampled other tokens" if digests.plans == own.plans else "got other plans"
                 raise self._group.explain(
-                    EngineLostError(f"{self._group.name(rank)} {what} than rank 0 by step {number}"),
+                    EngineLostError(
+                        f"{self._group.name(rank)} {what} than rank 0 by step {number}"
+                    ),
                     f"step {number}",
                 )

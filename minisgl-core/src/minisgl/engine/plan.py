@@ -1,7 +1,9 @@
 """What one step does, as plain data: rank 0 decides, every rank applies the same plan.
 
-A plan is a numbered delta: rows that got a new owner, page-table entries that changed, and the
-launches. It holds numpy arrays only, so that it can be encoded and compared byte by byte.
+A plan is a numbered delta: rows with a new owner, page-table entries that changed, the order of
+the decode rows if it changed, and the prompt chunks. What every rank can advance by itself is not
+in it: a decode launch feeds each row's last sampled token at the row's length, which then grows
+by one. So a plan for 1024 decode rows that nothing happened to is a few words long.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ import numpy.typing as npt
 ROW_PARAMS = np.dtype(
     [
         ("row", np.int32),
+        ("min_end", np.int32),
         ("temperature", np.float32),
         ("top_k", np.int32),
         ("top_p", np.float32),
@@ -19,51 +22,54 @@ ROW_PARAMS = np.dtype(
         ("seed", np.int64),
     ]
 )
-"""Sampling parameters of a row with a new owner; temperature 0 is greedy, top_k 0 is all."""
+"""A row with a new owner. ``temperature`` 0 is greedy, ``top_k`` 0 is all; below ``min_end`` tokens
+the row must not get its banned tokens."""
+
+CHUNK = np.dtype(
+    [("row", np.int32), ("start", np.int32), ("length", np.int32), ("sampled", np.int32)]
+)
+"""``length`` prompt tokens of ``row`` from position ``start`` on; ``sampled`` is 1 if a token
+follows the last of them, 0 for an inner chunk."""
 
 IntArray = npt.NDArray[np.int32]
+ParamsArray = npt.NDArray[np.void]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
-    """One forward pass: ``R`` rows, decode rows first.
-
-    Attributes:
-        rows: int32 ``[R]``: rows of the page table.
-        num_decode_rows: the first so many rows feed their last sampled token.
-        starts: int32 ``[R]``: tokens of each row that are in the pool already.
-        query_lens: int32 ``[R]``: tokens that each row feeds.
-        token_ids: int32: the prefill rows' tokens, one row after the other.
-        sampled: bool ``[R]``: whether a token follows the row's last one: not for inner chunks.
-        banned: pairs of a sampled row's place among them and the token ids it must not get yet.
-    """
-
-    rows: IntArray
-    num_decode_rows: int
-    starts: IntArray
-    query_lens: IntArray
-    token_ids: IntArray
-    sampled: npt.NDArray[np.bool_]
-    banned: tuple[tuple[int, IntArray], ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the launch feeds."""
-        return self.num_decode_rows + len(self.token_ids)
+NO_PARAMS: ParamsArray = np.empty(0, dtype=ROW_PARAMS)
+NO_CHUNKS: ParamsArray = np.empty(0, dtype=CHUNK)
+NO_BANS: IntArray = np.empty((0, 2), dtype=np.int32)
+NO_WRITES: IntArray = np.empty((0, 3), dtype=np.int32)
+NO_TOKENS: IntArray = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """One step.
+    """One step: at most one decode launch and one prefill launch, or both in one.
 
     Attributes:
         number: counts up from 0; a rank that misses one stops.
         added: ``ROW_PARAMS`` of rows with a new owner since the last plan.
-        table_writes: int32 ``[n, 3]``: (row, column, page) to write before the launches.
-        launches: one or two forward passes, in order.
+        bans: int32 ``[n, 2]``: (row, token) that an added row must not get below ``min_end``.
+        table_writes: int32 ``[n, 3]``: (row, column, page) to write before the launches, each
+            entry at most once.
+        decode_rows: int32 ``[R]``: the decode rows in their order, if that changed since the last
+            plan; else ``None``.
+        num_decode_rows: all decode rows feed their last sampled token, or (0) none does.
+        chunks: ``CHUNK``: prompt chunks of this step, each row at most once.
+        token_ids: int32: the chunks' tokens, one chunk after the other.
+        mixed: decode rows and chunks share one launch; otherwise decode rows come first.
     """
 
     number: int
-    added: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, dtype=ROW_PARAMS))
-    table_writes: IntArray = field(default_factory=lambda: np.empty((0, 3), dtype=np.int32))
-    launches: tuple[LaunchPlan, ...] = ()
+    added: ParamsArray = field(default_factory=lambda: NO_PARAMS)
+    bans: IntArray = field(default_factory=lambda: NO_BANS)
+    table_writes: IntArray = field(default_factory=lambda: NO_WRITES)
+    decode_rows: IntArray | None = None
+    num_decode_rows: int = 0
+    chunks: ParamsArray = field(default_factory=lambda: NO_CHUNKS)
+    token_ids: IntArray = field(default_factory=lambda: NO_TOKENS)
+    mixed: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step feeds."""
+        return self.num_decode_rows + len(self.token_ids)

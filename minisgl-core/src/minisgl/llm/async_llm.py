@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from minisgl.engine.engine import EngineInfo
+from minisgl.engine.info import EngineInfo
 from minisgl.llm.results import GenerationChunk, Prompt, to_chunk, to_error
 from minisgl.llm.session import Session, to_settings
 from minisgl.message import ErrorReply, TextReply

@@ -8,7 +8,7 @@ from typing import Any, Self
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from minisgl.engine.engine import EngineInfo
+from minisgl.engine.info import EngineInfo
 from minisgl.errors import RequestError
 from minisgl.llm.results import (
     Collected,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minisgl.engine.engine import EngineInfo
+from minisgl.engine.info import EngineInfo
 from minisgl.errors import RequestError
 from minisgl.message import GenerateRequest
 

@@ -1,10 +1,13 @@
 """Pages: which are free, which the prefix cache holds, which belong to one request."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
-from minisgl.kvcache.interface import PrefixCache
+from minisgl.engine.plan import NO_WRITES, IntArray
+from minisgl.kvcache.interface import PageArray, PrefixCache
+from minisgl.scheduler.free_pages import FreePages
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
 
@@ -29,9 +32,8 @@ class CacheManager:
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self._table = table
-        self._free = list(range(num_pages, 0, -1))
-        # By (row, column): of two writes to one entry only the later one counts.
-        self._writes: dict[tuple[int, int], int] = {}
+        self._free = FreePages(num_pages)
+        self._writes: list[IntArray] = []
 
     @property
     def num_free(self) -> int:
@@ -57,7 +59,7 @@ class CacheManager:
         self.prefix_cache.lock(match.handle)
         request.handle = match.handle
         request.num_shared_pages = num_pages = len(match.pages)
-        self._write(row, 0, match.pages.tolist())
+        self._write_front(row, 0, match.pages)
         table.num_pages[row] = num_pages
         table.launched[row] = table.committed[row] = num_pages * self.page_size
         return num_pages * self.page_size
@@ -67,9 +69,18 @@ class CacheManager:
 
         They must be available: the caller has counted, or retracted somebody.
         """
-        first = int(self._table.num_pages[row])
-        self._write(row, first, self._allocate(self.pages_for(num_tokens) - first))
-        self._table.num_pages[row] = max(first, self.pages_for(num_tokens))
+        first, needed = int(self._table.num_pages[row]), self.pages_for(num_tokens)
+        if needed > first:
+            self._write_front(row, first, self._allocate(needed - first))
+            self._table.num_pages[row] = needed
+
+    def extend_by_one(self, rows: npt.NDArray[np.int64]) -> None:
+        """Give each of ``rows`` its next page; so many must be available."""
+        table, columns = self._table, self._table.num_pages[rows]
+        pages = self._allocate(len(rows))
+        table.pages[rows, columns] = pages
+        table.num_pages[rows] = columns + 1
+        self._note(rows, columns, pages)
 
     def cache_prefix(self, request: RequestState) -> None:
         """Insert a running request's committed whole pages and move it onto canonical ones."""
@@ -97,17 +108,26 @@ class CacheManager:
             )
             self._drop_duplicates(request, match.pages, rewrite=False)
             held = max(held, len(match.pages))
-        self._free.extend(table.pages[row, held : table.num_pages[row]].tolist())
+        self._free.give_back(table.pages[row, held : table.num_pages[row]])
         self.prefix_cache.unlock(request.handle)
         request.handle = None
         request.num_shared_pages = 0
         table.num_pages[row] = 0
 
-    def take_writes(self) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-        """Return and forget the table writes since the last call, int32 ``[n, 3]``."""
-        writes = [(row, column, page) for (row, column), page in self._writes.items()]
-        self._writes = {}
-        return np.array(writes, dtype=np.int32).reshape(-1, 3)
+    def take_writes(self) -> IntArray:
+        """Return and forget the table writes since the last call, int32 ``[n, 3]``.
+
+        Each is (row, column, page), and each entry is there once.
+        """
+        batches, self._writes = self._writes, []
+        if len(batches) < 2:
+            return batches[0] if batches else NO_WRITES
+        writes = np.concatenate(batches)
+        # Of two writes to one entry only the later one counts.
+        width = self._table.pages.shape[1]
+        entries = writes[::-1, 0].astype(np.int64) * width + writes[::-1, 1]
+        _, last = np.unique(entries, return_index=True)
+        return writes if len(last) == len(writes) else writes[len(writes) - 1 - last]
 
     def check(self, owners: Iterable[RequestState]) -> None:
         """Recount all pages; raises ``AssertionError`` unless each is in exactly one place."""
@@ -118,38 +138,41 @@ class CacheManager:
             private.extend(self._table.pages[request.row, columns].tolist())
         counted = len(self._free) + self.prefix_cache.num_pages + len(private)
         assert counted == self.num_pages, f"{counted} pages of {self.num_pages} are accounted for"
-        distinct = set(self._free) | set(private)
+        distinct = set(self._free.pages().tolist()) | set(private)
         assert len(distinct) == len(self._free) + len(private), "a page has two owners"
 
-    def _allocate(self, num_pages: int) -> list[int]:
-        if num_pages <= 0:
-            return []
+    def _allocate(self, num_pages: int) -> PageArray:
         missing = num_pages - len(self._free)
         if missing > 0:
-            self._free.extend(self.prefix_cache.evict(missing))
-        assert len(self._free) >= num_pages, "pages are counted before they are allocated"
-        pages = self._free[-num_pages:]
-        del self._free[-num_pages:]
-        return pages
+            self._free.give_back(np.array(self.prefix_cache.evict(missing), dtype=np.int32))
+        return self._free.take(num_pages)
 
-    def _write(self, row: int, first_column: int, pages: Sequence[int]) -> None:
-        if pages:
+    def _write_front(self, row: int, first_column: int, pages: PageArray) -> None:
+        """Set consecutive entries of one row."""
+        if len(pages):
             self._table.pages[row, first_column : first_column + len(pages)] = pages
-            columns = range(first_column, first_column + len(pages))
-            self._writes.update(zip(((row, column) for column in columns), pages, strict=True))
+            self._note(row, np.arange(first_column, first_column + len(pages)), pages)
+
+    def _note(
+        self, rows: int | npt.NDArray[np.int64], columns: npt.NDArray[np.int64], pages: PageArray
+    ) -> None:
+        """Remember table writes for the next plan."""
+        writes = np.empty((len(pages), 3), dtype=np.int32)
+        writes[:, 0] = rows
+        writes[:, 1] = columns
+        writes[:, 2] = pages
+        self._writes.append(writes)
 
     def _drop_duplicates(
-        self,
-        request: RequestState,
-        canonical: np.ndarray[tuple[int], np.dtype[np.int32]],
-        *,
-        rewrite: bool,
+        self, request: RequestState, canonical: PageArray, *, rewrite: bool
     ) -> None:
         """Free the request's own pages where the cache holds another one for the same tokens."""
         row, first = request.row, request.num_shared_pages
         own = self._table.pages[row, : len(canonical)]
         columns = (own[first:] != canonical[first:]).nonzero()[0] + first
-        for column in columns.tolist():
-            self._free.append(int(own[column]))
-            if rewrite:
-                self._write(row, column, [int(canonical[column])])
+        if not len(columns):
+            return
+        self._free.give_back(own[columns])
+        if rewrite:
+            self._table.pages[row, columns] = canonical[columns]
+            self._note(row, columns, canonical[columns])

@@ -1,6 +1,7 @@
 """Running requests: who decodes next, and who has to give way."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -8,9 +9,39 @@ import numpy.typing as npt
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
 
+RowArray = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSet:
+    """The decode rows between two changes; computed once, used by every step until the next one.
+
+    Attributes:
+        rows: int64 ``[R]``, in order.
+        rows32: the same as a plan carries them.
+        uids: int64 ``[R]``.
+        uid_bytes: the same as the detokenizer gets them.
+        watched: int64 ``[W]``: places of rows with stop tokens of their own.
+        stop_ids: int32 ``[W, n]``: those tokens, padded with -1.
+        obeys_eos: bool ``[R]``: the model's end-of-sequence tokens end the row.
+    """
+
+    rows: RowArray
+    rows32: IntArray
+    uids: RowArray
+    uid_bytes: bytes
+    watched: RowArray
+    stop_ids: IntArray
+    obeys_eos: npt.NDArray[np.bool_]
+
 
 class DecodeManager:
-    """Rows whose prompts are launched, in the explicit order in which they came.
+    """Rows whose prompts are launched and that need more tokens, in the order in which they came.
+
+    Every decode launch feeds all of them, so each grows by one token at a time. Nothing here costs
+    time for a step in which no row comes or goes: when the next row's last token will be launched
+    is known beforehand.
 
     Args:
         table: the rows.
@@ -20,41 +51,85 @@ class DecodeManager:
     def __init__(self, table: TableManager, page_size: int) -> None:
         self._table = table
         self._page_size = page_size
-        self._order: dict[int, None] = {}
-        self._rows: npt.NDArray[np.int32] | None = None
+        self._is_member = np.zeros(len(table.requests), dtype=np.bool_)
+        self._rows: RowArray = np.empty(0, dtype=np.int64)
+        self._added: list[int] = []
+        self._current: DecodeSet | None = None
+        self._launches_left = 0
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._rows) + len(self._added)
 
     @property
-    def rows(self) -> npt.NDArray[np.int32]:
-        """All rows, int32, in order; made anew only after a change."""
-        if self._rows is None:
-            self._rows = np.fromiter(self._order, dtype=np.int32, count=len(self._order))
-        return self._rows
+    def rows(self) -> RowArray:
+        """All rows, int64 ``[R]``, in order."""
+        return self.current().rows
+
+    def current(self) -> DecodeSet:
+        """Return the rows and what is derived from them; the same object until one changes."""
+        if self._current is None:
+            if self._added:
+                self._rows = np.concatenate((self._rows, np.array(self._added, dtype=np.int64)))
+                self._added = []
+            table, rows = self._table, self._rows
+            uids = table.uids[rows]
+            left = table.end[rows] - table.launched[rows] - 1
+            watched = (table.num_stop_ids[rows] > 0).nonzero()[0]
+            width = int(table.num_stop_ids[rows[watched]].max()) if len(watched) else 0
+            self._launches_left = int(left.min()) if len(rows) else 0
+            self._current = DecodeSet(
+                rows=rows,
+                rows32=rows.astype(np.int32),
+                uids=uids,
+                uid_bytes=uids.astype("<i8").tobytes(),
+                watched=watched,
+                stop_ids=table.stop_ids[rows[watched], :width],
+                obeys_eos=~table.ignore_eos[rows],
+            )
+        return self._current
 
     def add(self, row: int) -> None:
-        """Append a row whose last prompt token is launched."""
-        self._order[row] = None
-        self._rows = None
+        """Append a row whose last prompt token is launched; not one that needs just that token."""
+        if self._table.launched[row] + 1 < self._table.end[row]:
+            self._is_member[row] = True
+            self._added.append(row)
+            self._current = None
 
     def discard(self, row: int) -> None:
         """Take a row out, if it is here."""
-        if self._order.pop(row, 0) is None:
-            self._rows = None
+        if self._is_member[row]:
+            rows = self.rows
+            self._is_member[row] = False
+            self._rows = rows[rows != row]
+            self._current = None
 
-    def launchable(self) -> npt.NDArray[np.int32]:
-        """Return the rows to feed next: not those whose last allowed token is in flight."""
-        rows = self.rows
-        more = self._table.launched[rows] + 1 < self._table.end[rows]
-        return rows if more.all() else rows[more]
+    def note_launch(self) -> RowArray | None:
+        """Count a launch of all rows, whose launched lengths have been advanced.
 
-    def pages_short(self, rows: npt.NDArray[np.int32], num_steps: int) -> npt.NDArray[np.int64]:
+        Rows whose last allowed token is in flight now leave. Returns their places in the order
+        before, or ``None`` if there are none.
+        """
+        self._launches_left -= 1
+        if self._launches_left > 0:
+            return None
+        table, rows = self._table, self._rows
+        stays = table.launched[rows] + 1 < table.end[rows]
+        self._is_member[rows[~stays]] = False
+        self._rows = rows[stays]
+        self._current = None
+        return (~stays).nonzero()[0]
+
+    def pages_short(self, num_steps: int) -> npt.NDArray[np.int64]:
         """Return the pages that each row lacks for its next ``num_steps`` tokens, int64 ``[R]``."""
-        table = self._table
+        rows, table = self.rows, self._table
         tokens = np.minimum(table.launched[rows] + num_steps, table.end[rows] - 1)
         needed = (tokens + self._page_size - 1) // self._page_size
         return np.maximum(needed - table.num_pages[rows], 0)
+
+    def growing(self) -> RowArray:
+        """Return the rows whose next token needs a new page, int64: theirs are full."""
+        rows, table = self.rows, self._table
+        return rows[table.launched[rows] == table.num_pages[rows] * self._page_size]
 
     def growth_estimate(self, ratio: float) -> int:
         """Return the pages that all rows may yet ask for, if each makes ``ratio`` of its rest."""

@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.engine.engine import EngineInfo
+from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan
 from minisgl.request import RequestStats, StepStats
 
@@ -13,8 +13,8 @@ from minisgl.request import RequestStats, StepStats
 class StepResult(Protocol):
     """A launched step."""
 
-    def tokens(self) -> list[npt.NDArray[np.int32]]:
-        """Wait for the step; one array of sampled tokens a launch."""
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Wait for the step; returns its tokens, ``[S]``: decode rows, then sampled chunks."""
 
 
 class StepEngine(Protocol):
@@ -23,22 +23,18 @@ class StepEngine(Protocol):
     info: EngineInfo
 
     def forward_batch(self, plan: BatchPlan) -> StepResult:
-        """Launch a step; returns at once.
+        """Launch a step; returns at once. The plan's arrays are not needed afterwards.
 
         Raises:
-            EngineLostError: the engine is lost, and with it every request.
-            Exception: this step has failed.
+            EngineLostError: the engine can serve no more.
+            Exception: this step has failed, and the next one may be launched.
         """
 
     def check_alive(self) -> None:
-        """Look whether the engine can still run steps; called while there are none.
-
-        Raises:
-            EngineLostError: it cannot.
-        """
+        """Raise ``EngineLostError`` if the engine can serve no more."""
 
     def close(self) -> None:
-        """Stop what belongs to the engine outside of this process. Safe to call twice."""
+        """Stop what the engine runs outside of this process. Safe to call twice."""
 
 
 class Observers(Protocol):

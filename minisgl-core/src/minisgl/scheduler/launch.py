@@ -1,22 +1,61 @@
-"""From chosen rows and chunks to launch plans."""
+"""From chosen rows and chunks to a plan, and what is remembered of it until its result comes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from minisgl.engine.plan import LaunchPlan
+from minisgl.engine.plan import (
+    CHUNK,
+    NO_BANS,
+    NO_CHUNKS,
+    NO_PARAMS,
+    NO_TOKENS,
+    ROW_PARAMS,
+    BatchPlan,
+    IntArray,
+    ParamsArray,
+)
 from minisgl.scheduler.cache import CacheManager
+from minisgl.scheduler.decode import DecodeManager, DecodeSet, RowArray
+from minisgl.scheduler.interfaces import StepResult
 from minisgl.scheduler.prefill import Chunk
+from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
 
 
+@dataclass(slots=True, kw_only=True)
+class LaunchedStep:
+    """A step whose result is not processed yet.
+
+    Attributes:
+        plan: what was launched.
+        decode: the decode rows at that time; only those of the plan if it launches them.
+        ends: int64 ``[R]``: tokens of each decode row in the pool once the step has run.
+        last: int64: places of decode rows whose last allowed token this is; ``None``: of none.
+        chunks: the prompt chunks.
+        num_ended: requests that had ended by then: if no more have, all rows are still live.
+        result: gives the tokens.
+        host_s: host time spent on it so far, in seconds.
+    """
+
+    plan: BatchPlan
+    decode: DecodeSet
+    ends: RowArray
+    last: RowArray | None
+    chunks: Sequence[Chunk]
+    num_ended: int
+    result: StepResult | None = None
+    host_s: float = 0.0
+
+
 class LaunchBuilder:
-    """Builds a step's launches and advances the rows' launched lengths.
+    """Builds plans, and advances the rows' launched lengths.
 
     Args:
         table: the rows.
         cache: gives chunks their pages; decode rows have theirs already.
+        decode: the decode rows.
         eos_token_ids: banned while a request has fewer than its ``min_tokens``.
         mixed: one launch for decode rows and chunks, instead of two.
     """
@@ -25,63 +64,91 @@ class LaunchBuilder:
         self,
         table: TableManager,
         cache: CacheManager,
+        decode: DecodeManager,
         eos_token_ids: Sequence[int],
         *,
         mixed: bool,
     ) -> None:
         self._table = table
         self._cache = cache
+        self._decode = decode
         self._eos = frozenset(eos_token_ids)
         self._mixed = mixed
+        self._num_plans = 0
+        self._sent: DecodeSet | None = None
+        self._no_rows: RowArray = np.empty(0, dtype=np.int64)
 
-    def build(self, rows: npt.NDArray[np.int32], chunks: Sequence[Chunk]) -> tuple[LaunchPlan, ...]:
-        """Return the launches: decode rows first; one that would be empty is left out."""
-        if self._mixed or not len(rows) or not chunks:
-            return (self._launch(rows, chunks),)
-        return (self._launch(rows, ()), self._launch(rows[:0], chunks))
+    def build(
+        self,
+        added: Sequence[RequestState],
+        chunks: Sequence[Chunk],
+        *,
+        run_decode: bool,
+        num_ended: int,
+    ) -> LaunchedStep:
+        """Return the step that feeds all decode rows, if ``run_decode``, and ``chunks``.
 
-    def _launch(self, rows: npt.NDArray[np.int32], chunks: Sequence[Chunk]) -> LaunchPlan:
-        table, num_decode = self._table, len(rows)
-        starts = table.launched[rows]
-        query_lens = np.ones(num_decode, dtype=np.int64)
-        sampled = np.ones(num_decode, dtype=np.bool_)
-        token_ids = np.empty(0, dtype=np.int32)
-        if chunks:
-            for chunk in chunks:
-                self._cache.extend(chunk.request.row, chunk.start + chunk.length)
-            chunk_rows = np.array([chunk.request.row for chunk in chunks], dtype=np.int32)
-            rows = np.concatenate((rows, chunk_rows))
-            starts = np.concatenate((starts, [chunk.start for chunk in chunks]))
-            query_lens = np.concatenate((query_lens, [chunk.length for chunk in chunks]))
-            sampled = np.concatenate((sampled, [chunk.is_last for chunk in chunks]))
-            token_ids = np.concatenate(
-                [
-                    table.tokens[chunk.request.row, chunk.start : chunk.start + chunk.length]
-                    for chunk in chunks
-                ]
-            )
-        table.launched[rows] = ends = starts + query_lens
-        table.in_flight[rows] += 1
-        return LaunchPlan(
-            rows=rows,
-            num_decode_rows=num_decode,
-            starts=starts.astype(np.int32),
-            query_lens=query_lens.astype(np.int32),
+        Rows whose last chunk this is join the decode rows, for the next step.
+        """
+        number = self._num_plans
+        self._num_plans += 1
+        decode, last, ends = self._decode.current(), None, self._no_rows
+        run_decode = run_decode and len(decode.rows) > 0
+        if run_decode:
+            ends = self._table.launched[decode.rows] + 1
+            self._table.launched[decode.rows] = ends
+            self._table.last_step[decode.rows] = number
+            last = self._decode.note_launch()
+        params, bans = self._params(added) if added else (NO_PARAMS, NO_BANS)
+        chunk_params, token_ids = (
+            self._launch_chunks(chunks, number) if chunks else (NO_CHUNKS, NO_TOKENS)
+        )
+        plan = BatchPlan(
+            number=number,
+            added=params,
+            bans=bans,
+            table_writes=self._cache.take_writes(),
+            decode_rows=decode.rows32 if run_decode and decode is not self._sent else None,
+            num_decode_rows=len(decode.rows) if run_decode else 0,
+            chunks=chunk_params,
             token_ids=token_ids,
-            sampled=sampled,
-            banned=self._banned(rows[sampled], ends[sampled]),
+            mixed=self._mixed,
+        )
+        if run_decode:
+            self._sent = decode
+        return LaunchedStep(
+            plan=plan, decode=decode, ends=ends, last=last, chunks=chunks, num_ended=num_ended
         )
 
-    def _banned(
-        self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]
-    ) -> tuple[tuple[int, npt.NDArray[np.int32]], ...]:
-        """Tokens that rows below their ``min_tokens`` must not get, by place among the sampled."""
-        banned = []
-        for place in (positions < self._table.min_end[rows]).nonzero()[0].tolist():
-            request = self._table.owner(int(rows[place]))
-            ids = request.stop_token_ids
-            if not request.params.ignore_eos:
-                ids = ids | self._eos
-            if ids:
-                banned.append((place, np.array(sorted(ids), dtype=np.int32)))
-        return tuple(banned)
+    def _launch_chunks(self, chunks: Sequence[Chunk], number: int) -> tuple[ParamsArray, IntArray]:
+        """Give chunks their pages and advance their rows; returns ``CHUNK`` and their tokens."""
+        table = self._table
+        params = np.zeros(len(chunks), dtype=CHUNK)
+        tokens = []
+        for place, chunk in enumerate(chunks):
+            row, end = chunk.request.row, chunk.start + chunk.length
+            self._cache.extend(row, end)
+            table.launched[row] = end
+            table.last_step[row] = number
+            params[place] = (row, chunk.start, chunk.length, chunk.is_last)
+            tokens.append(table.tokens[row, chunk.start : end])
+            if chunk.is_last:
+                self._decode.add(row)
+        return params, np.concatenate(tokens)
+
+    def _params(self, added: Sequence[RequestState]) -> tuple[ParamsArray, IntArray]:
+        """Return ``ROW_PARAMS`` and banned tokens of rows with a new owner."""
+        params = np.zeros(len(added), dtype=ROW_PARAMS)
+        bans: list[tuple[int, int]] = []
+        for place, request in enumerate(added):
+            asked, row = request.params, request.row
+            temperature = 0.0 if asked.is_greedy else asked.temperature
+            min_end = int(self._table.min_end[row])
+            params[place] = (
+                row, min_end, temperature, max(asked.top_k, 0), asked.top_p, asked.min_p,
+                request.seed,
+            )  # fmt: skip
+            if asked.min_tokens:
+                stops = request.stop_token_ids | (frozenset() if asked.ignore_eos else self._eos)
+                bans.extend((row, token) for token in sorted(stops))
+        return params, np.array(bans, dtype=np.int32).reshape(-1, 2)

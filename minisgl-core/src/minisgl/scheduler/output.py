@@ -27,10 +27,10 @@ class OutputCollector:
                 )
             )
 
-    def add(self, uids: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32]) -> None:
-        """Add one token for each uid."""
+    def add(self, uids: bytes, tokens: npt.NDArray[np.int32]) -> None:
+        """Add one token for each uid, little-endian int64."""
         self._uids.append(uids)
-        self._tokens.append(tokens)
+        self._tokens.append(tokens.astype("<i4", copy=False).tobytes())
 
     def finish(self, request: RequestState) -> None:
         """Add the request's one terminal event, after its tokens."""
@@ -45,8 +45,8 @@ class OutputCollector:
         finished = self._finished
         batch = TokenBatch(
             started=self._started,
-            uids=np.concatenate(self._uids).astype("<i8").tobytes() if self._uids else b"",
-            token_ids=np.concatenate(self._tokens).astype("<i4").tobytes() if self._tokens else b"",
+            uids=b"".join(self._uids),
+            token_ids=b"".join(self._tokens),
             finished_uids=[request.uid for request in finished],
             finish_reasons=[str(request.terminal or FinishReason.ERROR) for request in finished],
             num_cached_tokens=[request.num_cached_tokens for request in finished],
@@ -57,6 +57,6 @@ class OutputCollector:
 
     def _clear(self) -> None:
         self._started: list[StreamStart] = []
-        self._uids: list[npt.NDArray[np.int64]] = []
-        self._tokens: list[npt.NDArray[np.int32]] = []
+        self._uids: list[bytes] = []
+        self._tokens: list[bytes] = []
         self._finished: list[RequestState] = []

@@ -8,12 +8,9 @@ launches is unprocessed.
 
 import logging
 import time
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from minisgl.engine.plan import ROW_PARAMS, BatchPlan, LaunchPlan
 from minisgl.errors import EngineLostError, RequestError
 from minisgl.kvcache.interface import PrefixCache
 from minisgl.message import (
@@ -29,10 +26,11 @@ from minisgl.message import (
 from minisgl.request import FinishReason
 from minisgl.scheduler.admission import validate
 from minisgl.scheduler.cache import CacheManager
+from minisgl.scheduler.commit import Committer
 from minisgl.scheduler.decode import DecodeManager, choose_victim
 from minisgl.scheduler.early_aborts import EarlyAborts
-from minisgl.scheduler.interfaces import Observers, StepEngine, StepResult
-from minisgl.scheduler.launch import LaunchBuilder
+from minisgl.scheduler.interfaces import Observers, StepEngine
+from minisgl.scheduler.launch import LaunchBuilder, LaunchedStep
 from minisgl.scheduler.output import OutputCollector
 from minisgl.scheduler.prefill import PrefillManager
 from minisgl.scheduler.request_state import RequestState
@@ -42,21 +40,12 @@ from minisgl.scheduler.transport import Transport
 
 logger = logging.getLogger(__name__)
 
-_IDLE_CHECK = 1.0
-"""Seconds between looks at the engine when there is nothing to do."""
-
 _MAX_FAILED_STEPS = 3
 """So many failed steps in a row mean that the engine is broken, not a request."""
 
 
-@dataclass(slots=True)
-class _InFlight:
-    """A launched step whose result is not processed yet."""
-
-    number: int
-    result: StepResult
-    launches: tuple[LaunchPlan, ...]
-    host_s: float
+_IDLE_CHECK_S = 1.0
+"""An idle scheduler looks this often whether its engine is still there."""
 
 
 class Scheduler:
@@ -98,19 +87,23 @@ class Scheduler:
         self.cache = CacheManager(info.num_pages, info.page_size, prefix_cache, self.table)
         self._decode = DecodeManager(self.table, info.page_size)
         self._prefill = PrefillManager(self.table, self.cache, self._decode)
-        self._launches = LaunchBuilder(self.table, self.cache, info.eos_token_ids, mixed=mixed)
+        self._launches = LaunchBuilder(
+            self.table, self.cache, self._decode, info.eos_token_ids, mixed=mixed
+        )
         self._output = OutputCollector()
-        self._is_eos = np.zeros(info.vocab_size, dtype=np.bool_)
-        self._is_eos[list(info.eos_token_ids)] = True
+        self._committer = Committer(
+            self.table, self.cache, self._output, info.vocab_size, info.eos_token_ids
+        )
         self._requests: dict[int, RequestState] = {}
         self._leaving: list[RequestState] = []
         self._added: list[RequestState] = []
         self._early_aborts = EarlyAborts()
-        self._pending: _InFlight | None = None
+        self._pending: LaunchedStep | None = None
         self._stopping = False
         self._draining = False
         self._num_accepted = 0
-        self._num_steps = 0
+        self._num_ended = 0
+        self._last_processed = -1
         self._num_failed_steps = 0
         self.num_processed_steps = 0
         self.num_retractions = 0
@@ -133,9 +126,11 @@ class Scheduler:
     def run(self) -> None:
         """Serve until a ``Shutdown`` arrives; with nothing to do it sleeps on the transport."""
         while True:
-            if not self.has_work:
+            if self.has_work:
+                self.receive(0)
+            else:
                 self._engine.check_alive()
-            self.receive(0 if self.has_work else _IDLE_CHECK)
+                self.receive(_IDLE_CHECK_S)
             if self._stopping and not (self._draining and self._requests):
                 break
             self.step()
@@ -168,7 +163,7 @@ class Scheduler:
         return launched is not None or done is not None
 
     def close(self) -> None:
-        """Give back what the engine holds beyond this process. Safe to call twice."""
+        """Stop what the engine runs outside of this process. Safe to call twice."""
         self._engine.close()
 
     def check(self) -> None:
@@ -246,76 +241,70 @@ class Scheduler:
 
     # Choosing
 
-    def _launch_step(self) -> _InFlight | None:
+    def _launch_step(self) -> LaunchedStep | None:
         """Choose rows and chunks, and launch them; ``None`` if there is nothing to run."""
         began = time.perf_counter()
         self._make_room_for_decode()
-        num_rows = len(self._decode.launchable())
-        budget = max(self._max_step_tokens - num_rows, self.info.page_size)
+        budget = max(self._max_step_tokens - len(self._decode), self.info.page_size)
         self._added.extend(self._prefill.admit(budget))
         self._make_room_for_oldest_prompt()
-        rows, chunks = self._decode.launchable(), self._prefill.chunks(budget)
-        if not len(rows) and not chunks:
+        chunks = self._prefill.chunks(budget)
+        if not chunks and not len(self._decode):
             return None
-        launches = self._launches.build(rows, chunks)
+        step = self._launches.build(
+            self._take_added(), chunks, run_decode=True, num_ended=self._num_ended
+        )
         for chunk in chunks:
             if chunk.is_last:
                 del self._prefill.running[chunk.request.row]
-                self._decode.add(chunk.request.row)
-        plan = BatchPlan(
-            number=self._num_steps,
-            added=self._take_added(),
-            table_writes=self.cache.take_writes(),
-            launches=launches,
-        )
-        self._num_steps += 1
         try:
-            result = self._engine.forward_batch(plan)
+            step.result = self._engine.forward_batch(step.plan)
         except EngineLostError:
             raise
         except Exception as error:  # noqa: BLE001  (what fails a step must not end the server)
-            self._fail_step(launches, error)
+            self._process_pending()
+            self._fail_step(step, error)
             return None
-        return _InFlight(plan.number, result, launches, time.perf_counter() - began)
+        step.host_s = time.perf_counter() - began
+        return step
 
     def _make_room_for_decode(self) -> None:
-        """Give decode rows their next page; retract requests when pages run short.
+        """Give decode rows their next page; retract requests when pages run short."""
+        # A row takes at most one page a step: with two for each nothing has to be counted.
+        if self.cache.num_available < 2 * len(self._decode):
+            self._relieve_pressure()
+        growing = self._decode.growing()
+        if len(growing):
+            self.cache.extend_by_one(growing)
+
+    def _relieve_pressure(self) -> None:
+        """Retract requests until decode rows have pages for this step and the next.
 
         Looks one step ahead, so that a victim's token in flight is committed meanwhile. When the
         pages of this step itself are short, the pipeline drains once.
         """
-        rows = self._decode.launchable()
-        if not len(rows):
-            return
-        if self._decode.pages_short(rows, 1).sum() > self.cache.num_available:
+        if self._decode.pages_short(1).sum() > self.cache.num_available:
             self._drain()
-            rows = self._decode.launchable()
-            while self._decode.pages_short(rows, 1).sum() > self.cache.num_available:
+            while self._decode.pages_short(1).sum() > self.cache.num_available:
                 if not self._retract_one():
                     break
                 self._settle()
-                rows = self._decode.launchable()
-        else:
-            promised = 0
-            while self._decode.pages_short(rows, 2).sum() > self.cache.num_available + promised:
-                victim = self._retract_one()
-                if victim is None:
-                    break
-                promised += int(self.table.num_pages[victim.row])
-                rows = self._decode.launchable()
-            self._settle()
-            rows = self._decode.launchable()
-        for row in rows[self._decode.pages_short(rows, 1) > 0].tolist():
-            self.cache.extend(row, int(self.table.launched[row]) + 1)
+            return
+        promised = 0
+        while self._decode.pages_short(2).sum() > self.cache.num_available + promised:
+            victim = self._retract_one()
+            if victim is None:
+                break
+            promised += int(self.table.num_pages[victim.row])
+        self._settle()
 
     def _make_room_for_oldest_prompt(self) -> None:
         """Let the oldest request's prompt go on when the pool is full: others are retracted."""
-        active = self._active()
-        if not active:
+        if not self._prefill.running or self.cache.num_available:
             return
-        oldest = min(active, key=lambda request: request.order)
+        oldest = min(self._active(), key=lambda request: request.order)
         row, table = oldest.row, self.table
-        if row not in self._prefill.running or self.cache.num_available:
+        if row not in self._prefill.running:
             return
         if table.launched[row] < table.num_pages[row] * self.info.page_size:
             return
@@ -343,102 +332,65 @@ class Scheduler:
         self._leaving.append(victim)
         return victim
 
-    def _take_added(self) -> npt.NDArray[np.void]:
-        owners = {request.row: request for request in self._added if request.row >= 0}
-        self._added = []
-        rows = np.zeros(len(owners), dtype=ROW_PARAMS)
-        for place, (row, request) in enumerate(owners.items()):
-            params = request.params
-            temperature = 0.0 if params.is_greedy else params.temperature
-            top_k = max(params.top_k, 0)
-            rows[place] = (row, temperature, top_k, params.top_p, params.min_p, request.seed)
-        return rows
+    def _take_added(self) -> list[RequestState]:
+        """Return the owners of rows that got a new one since the last plan."""
+        added, self._added = self._added, []
+        owners = {request.row: request for request in added if request.row >= 0}
+        return list(owners.values())
 
     # Results
 
     def _drain(self) -> None:
         """Process the step in flight now, so that everything launched is committed."""
+        self._process_pending()
+        self._settle()
+
+    def _process_pending(self) -> None:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._process(pending)
-        self._settle()
 
-    def _process(self, step: _InFlight) -> None:
+    def _process(self, step: LaunchedStep) -> None:
         """Commit a step's tokens and end the requests that are done."""
-        began = time.perf_counter()
+        assert step.result is not None
         try:
             tokens = step.result.tokens()
         except EngineLostError:
             raise
         except Exception as error:  # noqa: BLE001  (what fails a step must not end the server)
-            self._fail_step(step.launches, error)
+            self._fail_step(step, error)
             return
+        began = time.perf_counter()
         self._num_failed_steps = 0
-        for launch, sampled in zip(step.launches, tokens, strict=True):
-            self._commit(launch, sampled)
+        self._last_processed = step.plan.number
+        for request, reason in self._committer.commit(step, tokens, self._num_ended):
+            self._finish(request, reason)
         self.num_processed_steps += 1
         if self._observers is not None and self._observers.has_step_observers:
-            host_s = step.host_s + time.perf_counter() - began
             self._observers.step_finished(
                 step_stats(
-                    step.number,
-                    step.launches,
+                    step.plan,
                     self.cache,
                     num_running=self.num_running,
                     num_waiting=self.num_waiting,
                     num_retracted=self.num_retractions,
-                    host_s=host_s,
+                    host_s=step.host_s + time.perf_counter() - began,
                 )
             )
 
-    def _commit(self, launch: LaunchPlan, sampled: npt.NDArray[np.int32]) -> None:
-        table = self.table
-        table.in_flight[launch.rows] -= 1
-        table.committed[launch.rows] = launch.starts + launch.query_lens
-        rows = launch.rows[launch.sampled]
-        # Tokens of requests that have ended meanwhile were speculative: they are dropped.
-        live = table.live[rows]
-        rows, tokens = rows[live], sampled[live]
-        table.tokens[rows, table.num_tokens[rows]] = tokens
-        table.num_tokens[rows] += 1
-        self._note_prompts(launch)
-        if not len(rows):
-            return
-        self._output.add(table.uids[rows], tokens)
-        stopped = self._is_eos[tokens] & ~table.ignore_eos[rows]
-        for place in table.watched[rows].nonzero()[0]:
-            request = table.owner(rows[place])
-            stopped[place] |= int(tokens[place]) in request.stop_token_ids
-        full = table.num_tokens[rows] >= table.end[rows]
-        for place in (stopped | full).nonzero()[0]:
-            reason = FinishReason.STOP if stopped[place] else FinishReason.LENGTH
-            self._finish(table.owner(rows[place]), reason)
-
-    def _note_prompts(self, launch: LaunchPlan) -> None:
-        """Share what the prompt chunks of a processed launch computed."""
-        for place in range(launch.num_decode_rows, len(launch.rows)):
-            request = self.table.owner(launch.rows[place])
-            if request.terminal is not None:
-                continue
-            if launch.sampled[place]:
-                self._output.announce(request)
-                request.first_token = request.first_token or time.monotonic()
-            if not request.retracting:
-                self.cache.cache_prefix(request)
-
-    def _fail_step(self, launches: tuple[LaunchPlan, ...], error: Exception) -> None:
+    def _fail_step(self, step: LaunchedStep, error: Exception) -> None:
         """End every request of a failed step with an error; the others go on."""
         self._num_failed_steps += 1
         if self._num_failed_steps >= _MAX_FAILED_STEPS:
             raise error
         logger.error("a step failed; its requests end with an error", exc_info=error)
-        for launch in launches:
-            self.table.in_flight[launch.rows] -= 1
-            for row in launch.rows.tolist():
-                request = self.table.owner(row)
-                if request.terminal is None:
-                    failure = Failure(f"the engine failed: {error}", status=500)
-                    self._finish(request, FinishReason.ERROR, failure=failure)
+        self._last_processed = step.plan.number
+        rows = step.decode.rows[: step.plan.num_decode_rows].tolist()
+        requests = [self.table.owner(row) for row in rows]
+        for request in [*requests, *(chunk.request for chunk in step.chunks)]:
+            if request.terminal is None:
+                failure = Failure(f"the engine failed: {error}", status=500)
+                self._finish(request, FinishReason.ERROR, failure=failure)
 
     def _finish(
         self,
@@ -450,6 +402,7 @@ class Scheduler:
     ) -> None:
         """Set the terminal reason and send the one terminal event; resources go in ``_settle``."""
         assert request.terminal is None, "a request ends once"
+        self._num_ended += 1
         known = len(request.saved_tokens)
         if request.row >= 0:
             known = int(self.table.num_tokens[request.row])
@@ -474,7 +427,7 @@ class Scheduler:
             return
         still_flying: list[RequestState] = []
         for request in self._leaving:
-            if self.table.in_flight[request.row]:
+            if self.table.last_step[request.row] > self._last_processed:
                 still_flying.append(request)
                 continue
             self.cache.release(request)

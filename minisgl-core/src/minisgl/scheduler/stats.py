@@ -1,17 +1,15 @@
 """What observers are told."""
 
 import time
-from collections.abc import Sequence
 
-from minisgl.engine.plan import LaunchPlan
+from minisgl.engine.plan import BatchPlan
 from minisgl.request import RequestStats, StepStats
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.request_state import RequestState
 
 
 def step_stats(
-    number: int,
-    launches: Sequence[LaunchPlan],
+    plan: BatchPlan,
     cache: CacheManager,
     *,
     num_running: int,
@@ -20,12 +18,11 @@ def step_stats(
     host_s: float,
 ) -> StepStats:
     """Return the statistics of a processed step; ``host_s`` is the host's time in seconds."""
-    num_decode = sum(launch.num_decode_rows for launch in launches)
     return StepStats(
-        step=number,
-        num_decode_rows=num_decode,
-        num_prefill_rows=sum(len(launch.rows) for launch in launches) - num_decode,
-        num_prefill_tokens=sum(len(launch.token_ids) for launch in launches),
+        step=plan.number,
+        num_decode_rows=plan.num_decode_rows,
+        num_prefill_rows=len(plan.chunks),
+        num_prefill_tokens=len(plan.token_ids),
         num_running=num_running,
         num_waiting=num_waiting,
         num_free_pages=cache.num_free,

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minisgl.request import MAX_STOP_TOKEN_IDS
 from minisgl.scheduler.request_state import RequestState
 
 
@@ -20,9 +21,10 @@ class TableManager:
         min_end: int64 ``[rows]``: number of tokens below which it must not stop.
         num_pages: int64 ``[rows]``: columns of the page table in use.
         pages: int32 ``[rows, width]``: the page table.
-        in_flight: int64 ``[rows]``: launches that are not processed yet.
+        last_step: int64 ``[rows]``: number of the last step that launched it; -1: none did.
         uids: int64 ``[rows]``.
-        watched: bool ``[rows]``: the request has stop tokens of its own.
+        stop_ids: int32 ``[rows, n]``: the request's own stop tokens, padded with -1.
+        num_stop_ids: int64 ``[rows]``: how many there are.
         ignore_eos: bool ``[rows]``.
         live: bool ``[rows]``: the request has no terminal reason; new tokens count.
         requests: the owner of each row.
@@ -43,9 +45,10 @@ class TableManager:
         self.end = np.zeros(num_rows, dtype=np.int64)
         self.min_end = np.zeros(num_rows, dtype=np.int64)
         self.num_pages = np.zeros(num_rows, dtype=np.int64)
-        self.in_flight = np.zeros(num_rows, dtype=np.int64)
+        self.last_step = np.zeros(num_rows, dtype=np.int64)
         self.uids = np.zeros(num_rows, dtype=np.int64)
-        self.watched = np.zeros(num_rows, dtype=np.bool_)
+        self.stop_ids = np.full((num_rows, MAX_STOP_TOKEN_IDS), -1, dtype=np.int32)
+        self.num_stop_ids = np.zeros(num_rows, dtype=np.int64)
         self.ignore_eos = np.zeros(num_rows, dtype=np.bool_)
         self.live = np.zeros(num_rows, dtype=np.bool_)
         self.requests: list[RequestState | None] = [None] * num_rows
@@ -62,11 +65,14 @@ class TableManager:
         tokens = request.saved_tokens
         self.tokens[row, : len(tokens)] = tokens
         self.num_tokens[row] = len(tokens)
-        self.launched[row] = self.committed[row] = self.num_pages[row] = self.in_flight[row] = 0
+        self.launched[row] = self.committed[row] = self.num_pages[row] = 0
+        self.last_step[row] = -1
         self.end[row] = request.max_total_tokens
         self.min_end[row] = request.num_prompt_tokens + request.params.min_tokens
         self.uids[row] = request.uid
-        self.watched[row] = bool(request.stop_token_ids)
+        self.num_stop_ids[row] = num_stops = len(request.stop_token_ids)
+        self.stop_ids[row, :num_stops] = sorted(request.stop_token_ids)
+        self.stop_ids[row, num_stops:] = -1
         self.ignore_eos[row] = request.params.ignore_eos
         self.live[row] = True
         self.requests[row] = request
@@ -76,7 +82,6 @@ class TableManager:
     def give_back(self, request: RequestState) -> None:
         """Free the request's row; its tokens move back to it, for a later admission."""
         row = request.row
-        assert self.in_flight[row] == 0, "a row is recycled only when nothing of it is in flight"
         assert self.requests[row] is request, "a row is given back once, by its owner"
         request.saved_tokens = self.tokens[row, : self.num_tokens[row]].copy()
         request.row = -1

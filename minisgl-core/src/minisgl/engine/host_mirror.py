@@ -1,0 +1,151 @@
+"""The host's own copy of what planners of attention kernels want to know about every row.
+
+Advanced by the same plans as the device's row state, so that nothing is ever read back.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.engine.plan import BatchPlan, IntArray
+
+RowArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One forward pass: ``R`` rows, decode rows first.
+
+    Attributes:
+        rows: int64 ``[R]``.
+        num_decode_rows: the first so many rows feed their last sampled token.
+        query_lens: int64 ``[R]``: tokens that each row feeds.
+        ends: int64 ``[R]``: tokens that each row has in the pool afterwards.
+        sampled: bool ``[R]``: whether a token follows; ``None`` if one follows every row.
+        num_prefill_tokens: tokens of the prefill rows.
+    """
+
+    rows: RowArray
+    num_decode_rows: int
+    query_lens: RowArray
+    ends: RowArray
+    sampled: npt.NDArray[np.bool_] | None
+    num_prefill_tokens: int
+
+    @property
+    def sampled_rows(self) -> RowArray:
+        """Rows that get a token, int64 ``[S]``."""
+        return self.rows if self.sampled is None else self.rows[self.sampled]
+
+    @property
+    def sampled_ends(self) -> RowArray:
+        """Lengths of the rows that get a token, int64 ``[S]``."""
+        return self.ends if self.sampled is None else self.ends[self.sampled]
+
+
+class HostMirror:
+    """Lengths, order and sampling kinds of all rows, as arrays; one more row, for padding.
+
+    Attributes:
+        lengths: int64 ``[rows]``: tokens in the pool once all launches have run.
+        decode_rows: int64 ``[R]``: the decode rows in their order.
+        temperature: float32 ``[rows]``.
+        filtered: bool ``[rows]``: top-k, top-p or min-p matters.
+        min_end: int64 ``[rows]``: below so many tokens the row has banned ones.
+
+    Args:
+        num_rows: requests at once.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        rows = num_rows + 1
+        self.lengths = np.zeros(rows, dtype=np.int64)
+        self.decode_rows: RowArray = np.empty(0, dtype=np.int64)
+        self.temperature = np.zeros(rows, dtype=np.float32)
+        self.filtered = np.zeros(rows, dtype=np.bool_)
+        self.min_end = np.zeros(rows, dtype=np.int64)
+        self._bans: dict[int, IntArray] = {}
+        self._ones = np.ones(rows, dtype=np.int64)
+
+    def apply(self, plan: BatchPlan) -> tuple[Launch, ...]:
+        """Take over a plan's changes; returns its launches, with all lengths advanced."""
+        if len(plan.added):
+            self._add(plan)
+        if plan.decode_rows is not None:
+            self.decode_rows = plan.decode_rows.astype(np.int64)
+        decode = self._decode_launch() if plan.num_decode_rows else None
+        if not len(plan.chunks):
+            return (decode,) if decode else ()
+        prefill = self._prefill_launch(plan)
+        if decode is None:
+            return (prefill,)
+        return (_join(decode, prefill),) if plan.mixed else (decode, prefill)
+
+    def banned(self, launch: Launch) -> Iterator[tuple[int, IntArray]]:
+        """Yield the place among the sampled rows, and the tokens, of rows below ``min_end``."""
+        if not self._bans:
+            return
+        rows = launch.sampled_rows
+        for place in (launch.sampled_ends < self.min_end[rows]).nonzero()[0].tolist():
+            token_ids = self._bans.get(int(rows[place]))
+            if token_ids is not None:
+                yield place, token_ids
+
+    def _add(self, plan: BatchPlan) -> None:
+        added = plan.added
+        rows = added["row"]
+        self.temperature[rows] = added["temperature"]
+        self.filtered[rows] = (
+            (added["top_k"] > 0) | (added["top_p"] < 1) | (added["min_p"] > 0)
+        ) & (added["temperature"] > 0)
+        self.min_end[rows] = added["min_end"]
+        for row in rows.tolist():
+            self._bans.pop(row, None)
+        if len(plan.bans):
+            for row in np.unique(plan.bans[:, 0]).tolist():
+                self._bans[row] = plan.bans[plan.bans[:, 0] == row, 1].copy()
+
+    def _decode_launch(self) -> Launch:
+        rows = self.decode_rows
+        ends = self.lengths[rows] + 1
+        self.lengths[rows] = ends
+        return Launch(
+            rows=rows,
+            num_decode_rows=len(rows),
+            query_lens=self._ones[: len(rows)],
+            ends=ends,
+            sampled=None,
+            num_prefill_tokens=0,
+        )
+
+    def _prefill_launch(self, plan: BatchPlan) -> Launch:
+        chunks = plan.chunks
+        rows = chunks["row"].astype(np.int64)
+        query_lens = chunks["length"].astype(np.int64)
+        ends = chunks["start"] + query_lens
+        self.lengths[rows] = ends
+        sampled = chunks["sampled"].astype(np.bool_)
+        return Launch(
+            rows=rows,
+            num_decode_rows=0,
+            query_lens=query_lens,
+            ends=ends,
+            sampled=None if sampled.all() else sampled,
+            num_prefill_tokens=len(plan.token_ids),
+        )
+
+
+def _join(decode: Launch, prefill: Launch) -> Launch:
+    sampled = None
+    if prefill.sampled is not None:
+        sampled = np.concatenate((np.ones(decode.num_decode_rows, dtype=np.bool_), prefill.sampled))
+    return Launch(
+        rows=np.concatenate((decode.rows, prefill.rows)),
+        num_decode_rows=decode.num_decode_rows,
+        query_lens=np.concatenate((decode.query_lens, prefill.query_lens)),
+        ends=np.concatenate((decode.ends, prefill.ends)),
+        sampled=sampled,
+        num_prefill_tokens=prefill.num_prefill_tokens,
+    )

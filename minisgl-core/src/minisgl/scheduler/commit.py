@@ -1,0 +1,134 @@
+"""From a step's sampled tokens to committed state: what each request now has, and which end."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.request import FinishReason
+from minisgl.scheduler.cache import CacheManager
+from minisgl.scheduler.decode import DecodeSet, RowArray
+from minisgl.scheduler.launch import LaunchedStep
+from minisgl.scheduler.output import OutputCollector
+from minisgl.scheduler.request_state import RequestState
+from minisgl.scheduler.table import TableManager
+
+TokenArray = npt.NDArray[np.int32]
+Ending = tuple[RequestState, FinishReason]
+
+
+class Committer:
+    """Writes tokens to the table, hands them to the detokenizer, shares finished chunks.
+
+    Args:
+        table: the rows.
+        cache: takes over the whole pages of prompt chunks.
+        output: collects what the detokenizer gets.
+        vocab_size: of the model.
+        eos_token_ids: tokens that end a text, unless the request ignores them.
+    """
+
+    def __init__(
+        self,
+        table: TableManager,
+        cache: CacheManager,
+        output: OutputCollector,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        self._table = table
+        self._cache = cache
+        self._output = output
+        self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
+        self._is_eos[list(eos_token_ids)] = True
+
+    def commit(self, step: LaunchedStep, tokens: TokenArray, num_ended: int) -> list[Ending]:
+        """Commit a processed step.
+
+        Args:
+            step: the step.
+            tokens: int32 ``[S]``: of its decode rows, then of its sampled chunks.
+            num_ended: requests that have ended by now.
+
+        Returns:
+            Requests that end with this step's token, and why.
+        """
+        num_decode = step.plan.num_decode_rows
+        endings: list[Ending] = []
+        if num_decode:
+            endings.extend(self._commit_decode(step, tokens[:num_decode], num_ended))
+        if step.chunks:
+            endings.extend(self._commit_chunks(step, tokens[num_decode:].tolist()))
+        return endings
+
+    def _commit_decode(
+        self, step: LaunchedStep, tokens: TokenArray, num_ended: int
+    ) -> Iterator[Ending]:
+        table, decode, ends = self._table, step.decode, step.ends
+        rows = decode.rows
+        table.tokens[rows, ends] = tokens
+        table.committed[rows] = ends
+        table.num_tokens[rows] = ends + 1
+        places = self._ending_places(decode, tokens, step.last)
+        if num_ended == step.num_ended:
+            self._output.add(decode.uid_bytes, tokens)
+        else:
+            # Tokens of requests that have ended meanwhile were speculative: they are dropped.
+            live = table.live[rows]
+            self._output.add(decode.uids[live].astype("<i8").tobytes(), tokens[live])
+            places = {place: reason for place, reason in places.items() if live[place]}
+        for place, reason in sorted(places.items()):
+            yield table.owner(int(rows[place])), reason
+
+    def _ending_places(
+        self, decode: DecodeSet, tokens: TokenArray, last: RowArray | None
+    ) -> dict[int, FinishReason]:
+        """Return the places of rows that end with their token, and why; a stop beats the length."""
+        places: dict[int, FinishReason] = {}
+        if last is not None:
+            places.update(dict.fromkeys(last.tolist(), FinishReason.LENGTH))
+        is_eos = self._is_eos[tokens]
+        if np.count_nonzero(is_eos):
+            stopped = (is_eos & decode.obeys_eos).nonzero()[0]
+            places.update(dict.fromkeys(stopped.tolist(), FinishReason.STOP))
+        if len(decode.watched):
+            hit = (tokens[decode.watched, None] == decode.stop_ids).any(axis=1)
+            places.update(dict.fromkeys(decode.watched[hit].tolist(), FinishReason.STOP))
+        return places
+
+    def _commit_chunks(self, step: LaunchedStep, tokens: list[int]) -> Iterator[Ending]:
+        """Commit prompt chunks; ``tokens`` are those of the last chunks among them."""
+        table, sampled = self._table, iter(tokens)
+        uids, new_tokens, endings = [], [], []
+        for chunk in step.chunks:
+            request, row = chunk.request, chunk.request.row
+            token = next(sampled) if chunk.is_last else None
+            table.committed[row] = chunk.start + chunk.length
+            if request.terminal is not None:
+                continue
+            if token is not None:
+                end = int(table.num_tokens[row])
+                table.tokens[row, end] = token
+                table.num_tokens[row] = end + 1
+                self._output.announce(request)
+                request.first_token = request.first_token or time.monotonic()
+                uids.append(request.uid)
+                new_tokens.append(token)
+                if reason := self._reason_to_end(request, token, end + 1):
+                    endings.append((request, reason))
+            if not request.retracting:
+                self._cache.cache_prefix(request)
+        if uids:
+            self._output.add(
+                np.array(uids, dtype="<i8").tobytes(), np.array(new_tokens, dtype=np.int32)
+            )
+        yield from endings
+
+    def _reason_to_end(
+        self, request: RequestState, token: int, num_tokens: int
+    ) -> FinishReason | None:
+        is_eos = bool(self._is_eos[token]) and not request.params.ignore_eos
+        if is_eos or token in request.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_tokens >= request.max_total_tokens else None
