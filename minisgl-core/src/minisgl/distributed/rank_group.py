@@ -100,13 +100,24 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Resources:
-    """What must be given back, even if nobody closes the group."""
+    """What must be given back, even if nobody closes the group.
+
+    Attributes:
+        owner: pid of rank 0.
+        life: the end of a pipe that the other ranks watch.
+        ranks: the other ones.
+        communicator: of rank 0, once they are connected.
+        store: the directory where they meet, until then.
+        serving: the ranks wait for plans, so they can be asked to stop.
+        lost: a rank has failed, and its end has been explained.
+    """
 
     owner: int
     life: int
     ranks: list[_Rank] = field(default_factory=list)
     communicator: GlooCommunicator | None = None
     store: Path | None = None
+    serving: bool = False
     lost: bool = False
 
 
@@ -177,6 +188,7 @@ class RankGroup:
     def serve(self) -> None:
         """From now on the short timeout holds."""
         self._limit = f"{self._timeout:g} s (parallel.timeout)"
+        self._resources.serving = True
         assert self._resources.communicator is not None, "ranks connect before they serve"
         self._resources.communicator.set_timeout(self._timeout)
 
@@ -306,14 +318,14 @@ class RankGroup:
 
 
 def _stop(resources: _Resources) -> None:
-    """End the ranks: those of a lost engine at once, others when they have done their work."""
+    """End the ranks: those that wait for plans in good order, others at once."""
     if os.getpid() != resources.owner:
         return  # a fork of the process that they belong to
     for rank in resources.ranks:
-        if resources.lost:
-            rank.process.kill()
-        else:
+        if resources.serving and not resources.lost:
             _say_stop(rank)
+        else:
+            rank.process.kill()
     deadline = time.monotonic() + _STOP_TIMEOUT
     for rank in resources.ranks:
         try:
