@@ -235,12 +235,22 @@ class RankGroup:
         if isinstance(error, EngineLostError) and self._resources.lost:
             return error  # it has been explained
         deadline = time.monotonic() + _GRACE
+        beats = [rank.progress.beats for rank in self._resources.ranks]
         while time.monotonic() < deadline:
             for rank in self._resources.ranks:
                 if (cause := rank.cause()) is not None:
                     return self._lost(cause)
             time.sleep(0.01)
-        return self._lost(self._behind(what) or EngineLostError(f"in {what}: {error}"))
+        suspects = self._late() or [
+            rank
+            for rank, before in zip(self._resources.ranks, beats, strict=True)
+            if rank.progress.beats == before
+        ]
+        if not suspects:
+            return self._lost(EngineLostError(f"the ranks lost each other in {what}: {error}"))
+        begun = suspects[0].progress.begun >= self.board.ranks[0].begun
+        verb = "got no further in" if begun else "not begun"
+        return self._lost(EngineLostError(f"{suspects[0]} has {verb} {what} for {self._limit}"))
 
     def name(self, rank: int) -> str:
         """Return how messages call one of the other ranks."""
@@ -298,15 +308,10 @@ class RankGroup:
             if waiting:
                 time.sleep(0.01)
 
-    def _behind(self, what: str) -> EngineLostError | None:
-        """Return who has begun fewer collectives than the others, if anybody has."""
-        first = max(progress.num_collectives for progress in self.board.ranks)
-        for rank in self._resources.ranks:
-            if rank.progress.num_collectives < first:
-                begun = rank.progress.begun >= self.board.ranks[0].begun
-                verb = "got no further in" if begun else "not begun"
-                return EngineLostError(f"{rank} has {verb} {what} for {self._limit}")
-        return None
+    def _late(self) -> list[_Rank]:
+        """Return the ranks that have begun fewer collectives than others."""
+        most = max(progress.num_collectives for progress in self.board.ranks)
+        return [r for r in self._resources.ranks if r.progress.num_collectives < most]
 
     def _lost(self, error: EngineLostError) -> EngineLostError:
         self._resources.lost = True

@@ -3,13 +3,15 @@
 import logging
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Never
 
 from minisgl.distributed.channel import Channel
 from minisgl.distributed.gloo import GlooCommunicator
-from minisgl.distributed.progress import ProgressBoard
+from minisgl.distributed.progress import ProgressBoard, RankProgress
 from minisgl.errors import EngineLostError, MinisglError
 from minisgl.message import Codec
 from minisgl.message.status import Failed, Starting, Status
@@ -23,7 +25,7 @@ from minisgl.processes import (
 logger = logging.getLogger(__name__)
 
 BEAT: Final = 0.25
-"""Seconds between the signs of life of an idle rank."""
+"""Seconds between a rank's signs of life."""
 
 STOP: Final = b""
 """The frame after the last plan."""
@@ -72,7 +74,10 @@ class RankLink:
 
     def receive_job(self) -> bytearray:
         """Wait for what ``RankGroup.begin`` sends."""
-        return self._channel.receive(None) or bytearray()
+        job = self._channel.receive(None)
+        if not job:
+            raise ConnectionAbortedError("rank 0 gave up before it had a job for this rank")
+        return job
 
     def connect(self) -> GlooCommunicator:
         """Join the process group, when rank 0 says where it meets.
@@ -97,11 +102,8 @@ class RankLink:
         assert self._communicator is not None, "ranks connect before they serve"
         self._communicator.set_timeout(self._arguments.timeout)
         while True:
-            frame = self._channel.receive(BEAT)
-            self.progress.beat()
-            if frame is None:
-                continue
-            if frame == STOP:
+            frame = self._channel.receive(None)
+            if not frame:
                 return
             yield frame
 
@@ -123,10 +125,19 @@ def run_rank(arguments: RankArguments, serve: Callable[[RankLink], None]) -> Nev
     """
     die_with_parent(arguments.parent_pid, arguments.sentinel, by_kernel=arguments.by_kernel)
     leave_signals_to_parent()
-    code = _run(RankLink(arguments), serve)
+    link = RankLink(arguments)
+    # A thread, so that a step that takes its time does not look like a process that is stopped.
+    threading.Thread(target=_beat, args=(link.progress,), name="beat", daemon=True).start()
+    code = _run(link, serve)
     logging.shutdown()
     # The interpreter's own end unloads torch, which takes a second, and rank 0 waits for it.
     os._exit(code)
+
+
+def _beat(progress: RankProgress) -> Never:
+    while True:
+        progress.beat()
+        time.sleep(BEAT)
 
 
 def _run(link: RankLink, serve: Callable[[RankLink], None]) -> int:
