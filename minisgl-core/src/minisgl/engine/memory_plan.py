@@ -99,10 +99,11 @@ def plan_memory(
         useful = -(-max_useful_tokens // page_size)
         num_pages = min(budget // bytes_per_page - 1, useful)
         if num_pages < 2:
+            share = f" for each of {num_sharers} ranks" if num_sharers > 1 else ""
             raise DoesNotFitError(
                 f"no room for a KV pool: {memory.total / 2**30:.2f} GiB x engine.memory_fraction "
-                f"{fraction} less {used / 2**30:.2f} GiB in use leaves {budget / 2**30:.2f} GiB, "
-                f"and a page of {page_size} tokens takes {bytes_per_page / 2**20:.2f} MiB; raise "
+                f"{fraction} less {used / 2**30:.2f} GiB in use leaves {budget / 2**30:.2f} GiB"
+                f"{share}, and a page of {page_size} tokens takes {bytes_per_page / 2**20:.2f} MiB; raise "
                 "engine.memory_fraction, free memory, or take a smaller model or dtype"
             )
     return MemoryPlan(
