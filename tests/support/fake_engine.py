@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan, IntArray
-from minisgl.engine.plan_codec import decode_plan
+from minisgl.engine.plan_codec import decode_plan, encode_plan, plan_words
 from minisgl.engine.staging import PlanStager
 
 VOCAB = 11
@@ -135,6 +135,13 @@ class FakeEngine:
 
     def close(self) -> None:
         """Nothing runs elsewhere."""
+
+    @staticmethod
+    def pack(plan: BatchPlan) -> IntArray:
+        """Return a plan as packed words of its own."""
+        words = np.zeros(plan_words(plan), dtype=np.int32)
+        encode_plan(plan, words)
+        return words
 
     def run_next(self) -> None:
         """Run the oldest queued step; of one that failed, only what it changed."""

@@ -15,6 +15,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("minisgl.cli.serve", "serve a model over HTTP, in OpenAI's API"),
     "generate": ("minisgl.cli.generate", "generate text for prompts, offline"),
     "chat": ("minisgl.cli.chat", "talk to a model in the terminal"),
+    "bench": ("minisgl.cli.bench", "measure: what a step costs the host"),
     "plugins": ("minisgl.cli.plugins", "list, show, check and explain plugins"),
     "config": ("minisgl.cli.config", "show the effective settings, or their JSON Schema"),
 }

@@ -31,7 +31,7 @@ class StepHandle:
             # Copied behind this step and waited for by its own event: later steps may run on.
             on_host = torch.empty(tokens.shape, dtype=torch.int32, pin_memory=True)
             self._tokens = on_host.copy_(self._tokens, non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def tokens(self) -> npt.NDArray[np.int32]:

@@ -49,7 +49,6 @@ class HostMirror:
     """Lengths, order and sampling kinds of all rows, as arrays; one more row, for padding.
 
     Attributes:
-        lengths: int64 ``[rows]``: tokens in the pool once all launches have run.
         decode_rows: int64 ``[R]``: the decode rows in their order.
         temperature: float32 ``[rows]``.
         filtered: bool ``[rows]``: top-k, top-p or min-p matters.
@@ -61,7 +60,8 @@ class HostMirror:
 
     def __init__(self, num_rows: int) -> None:
         rows = num_rows + 1
-        self.lengths = np.zeros(rows, dtype=np.int64)
+        self._lengths = np.zeros(rows, dtype=np.int64)
+        self._decode_lengths = np.zeros(0, dtype=np.int64)
         self.decode_rows: RowArray = np.empty(0, dtype=np.int64)
         self.temperature = np.zeros(rows, dtype=np.float32)
         self.filtered = np.zeros(rows, dtype=np.bool_)
@@ -74,7 +74,9 @@ class HostMirror:
         if len(plan.added):
             self._add(plan)
         if plan.decode_rows is not None:
+            self._lengths[self.decode_rows] = self._decode_lengths
             self.decode_rows = plan.decode_rows.astype(np.int64)
+            self._decode_lengths = self._lengths[self.decode_rows]
         decode = self._decode_launch() if plan.num_decode_rows else None
         if not len(plan.chunks):
             return (decode,) if decode else ()
@@ -109,8 +111,7 @@ class HostMirror:
 
     def _decode_launch(self) -> Launch:
         rows = self.decode_rows
-        ends = self.lengths[rows] + 1
-        self.lengths[rows] = ends
+        self._decode_lengths = ends = self._decode_lengths + 1
         return Launch(
             rows=rows,
             num_decode_rows=len(rows),
@@ -125,7 +126,7 @@ class HostMirror:
         rows = chunks["row"].astype(np.int64)
         query_lens = chunks["length"].astype(np.int64)
         ends = chunks["start"] + query_lens
-        self.lengths[rows] = ends
+        self._lengths[rows] = ends
         sampled = chunks["sampled"].astype(np.bool_)
         return Launch(
             rows=rows,

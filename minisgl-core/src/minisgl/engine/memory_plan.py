@@ -103,8 +103,8 @@ def plan_memory(
             raise DoesNotFitError(
                 f"no room for a KV pool: {memory.total / 2**30:.2f} GiB x engine.memory_fraction "
                 f"{fraction} less {used / 2**30:.2f} GiB in use leaves {budget / 2**30:.2f} GiB"
-                f"{share}, and a page of {page_size} tokens takes {bytes_per_page / 2**20:.2f} MiB; raise "
-                "engine.memory_fraction, free memory, or take a smaller model or dtype"
+                f"{share}, and a page of {page_size} tokens takes {bytes_per_page / 2**20:.2f} "
+                "MiB; raise engine.memory_fraction, free memory, or take a smaller model or dtype"
             )
     return MemoryPlan(
         total=memory.total,

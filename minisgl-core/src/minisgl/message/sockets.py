@@ -27,6 +27,10 @@ MAX_IPC_PATH: Final = 90
 """Longest directory name: a Unix socket's whole path must fit into 107 bytes."""
 
 
+_EVENTS: Final = int(zmq.EVENTS)
+_READABLE: Final = int(zmq.POLLIN)
+
+
 class Addresses(msgspec.Struct, frozen=True):
     """The ZMQ addresses of one server, each bound by the process that it is named after."""
 
@@ -161,8 +165,7 @@ class AsyncPullSocket(Generic[MessageT]):
 def _drain(socket: "zmq.Socket[bytes]") -> list[bytes]:
     """Return all messages that can be read without waiting."""
     frames = []
-    while True:
-        try:
-            frames.append(socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return frames
+    # Asking first costs half of what an exception does, and the answer is mostly no.
+    while int(socket.getsockopt(_EVENTS)) & _READABLE:
+        frames.append(socket.recv(zmq.NOBLOCK))
+    return frames

@@ -56,22 +56,23 @@ class Committer:
         """
         num_decode = step.plan.num_decode_rows
         endings: list[Ending] = []
-        if num_decode:
-            endings.extend(self._commit_decode(step, tokens[:num_decode], num_ended))
+        if step.decode is not None:
+            is_live = num_ended == step.num_ended
+            decoded = self._commit_decode(step, step.decode, tokens[:num_decode], all_live=is_live)
+            endings.extend(decoded)
         if step.chunks:
             endings.extend(self._commit_chunks(step, tokens[num_decode:].tolist()))
         return endings
 
     def _commit_decode(
-        self, step: LaunchedStep, tokens: TokenArray, num_ended: int
+        self, step: LaunchedStep, decode: DecodeSet, tokens: TokenArray, *, all_live: bool
     ) -> Iterator[Ending]:
-        table, decode, ends = self._table, step.decode, step.ends
-        rows = decode.rows
+        table, rows, ends = self._table, decode.rows, step.ends
         table.tokens[rows, ends] = tokens
         table.committed[rows] = ends
         table.num_tokens[rows] = ends + 1
         places = self._ending_places(decode, tokens, step.last)
-        if num_ended == step.num_ended:
+        if all_live:
             self._output.add(decode.uid_bytes, tokens)
         else:
             # Tokens of requests that have ended meanwhile were speculative: they are dropped.

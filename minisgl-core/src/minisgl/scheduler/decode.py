@@ -13,9 +13,11 @@ RowArray = npt.NDArray[np.int64]
 IntArray = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodeSet:
     """The decode rows between two changes; computed once, used by every step until the next one.
+
+    All arrays are in the order of the rows, so that a step reads and writes them from end to end.
 
     Attributes:
         rows: int64 ``[R]``, in order.
@@ -25,6 +27,8 @@ class DecodeSet:
         watched: int64 ``[W]``: places of rows with stop tokens of their own.
         stop_ids: int32 ``[W, n]``: those tokens, padded with -1.
         obeys_eos: bool ``[R]``: the model's end-of-sequence tokens end the row.
+        lengths: int64 ``[R]``: launched lengths, replaced by every launch.
+        full_at: int64 ``[R]``: lengths at which the rows' pages are full.
     """
 
     rows: RowArray
@@ -34,6 +38,8 @@ class DecodeSet:
     watched: RowArray
     stop_ids: IntArray
     obeys_eos: npt.NDArray[np.bool_]
+    lengths: RowArray
+    full_at: RowArray
 
 
 class DecodeManager:
@@ -72,8 +78,8 @@ class DecodeManager:
                 self._rows = np.concatenate((self._rows, np.array(self._added, dtype=np.int64)))
                 self._added = []
             table, rows = self._table, self._rows
-            uids = table.uids[rows]
-            left = table.end[rows] - table.launched[rows] - 1
+            uids, lengths = table.uids[rows], table.launched[rows]
+            left = table.end[rows] - lengths - 1
             watched = (table.num_stop_ids[rows] > 0).nonzero()[0]
             width = int(table.num_stop_ids[rows[watched]].max()) if len(watched) else 0
             self._launches_left = int(left.min()) if len(rows) else 0
@@ -85,6 +91,8 @@ class DecodeManager:
                 watched=watched,
                 stop_ids=table.stop_ids[rows[watched], :width],
                 obeys_eos=~table.ignore_eos[rows],
+                lengths=lengths,
+                full_at=table.num_pages[rows] * self._page_size,
             )
         return self._current
 
@@ -103,21 +111,28 @@ class DecodeManager:
             self._rows = rows[rows != row]
             self._current = None
 
-    def note_launch(self) -> RowArray | None:
-        """Count a launch of all rows, whose launched lengths have been advanced.
+    def launch(self, number: int) -> tuple[DecodeSet, RowArray, RowArray | None]:
+        """Advance the launched lengths of all rows by the launch of step ``number``.
 
-        Rows whose last allowed token is in flight now leave. Returns their places in the order
-        before, or ``None`` if there are none.
+        Rows whose last allowed token is in flight now leave.
+
+        Returns:
+            The rows launched, their lengths after it, and the places of those that leave or
+            ``None``.
         """
+        launched, table = self.current(), self._table
+        rows = launched.rows
+        launched.lengths = ends = launched.lengths + 1
+        table.launched[rows] = ends
+        table.last_step[rows] = number
         self._launches_left -= 1
         if self._launches_left > 0:
-            return None
-        table, rows = self._table, self._rows
+            return launched, ends, None
         stays = table.launched[rows] + 1 < table.end[rows]
         self._is_member[rows[~stays]] = False
         self._rows = rows[stays]
         self._current = None
-        return (~stays).nonzero()[0]
+        return launched, ends, (~stays).nonzero()[0]
 
     def pages_short(self, num_steps: int) -> npt.NDArray[np.int64]:
         """Return the pages that each row lacks for its next ``num_steps`` tokens, int64 ``[R]``."""
@@ -126,10 +141,13 @@ class DecodeManager:
         needed = (tokens + self._page_size - 1) // self._page_size
         return np.maximum(needed - table.num_pages[rows], 0)
 
-    def growing(self) -> RowArray:
-        """Return the rows whose next token needs a new page, int64: theirs are full."""
-        rows, table = self.rows, self._table
-        return rows[table.launched[rows] == table.num_pages[rows] * self._page_size]
+    def grow(self) -> RowArray:
+        """Return the rows whose next token needs a new page, int64; they must get it now."""
+        current = self.current()
+        full = (current.lengths == current.full_at).nonzero()[0]
+        current.full_at[full] += self._page_size
+        growing: RowArray = current.rows[full]
+        return growing
 
     def growth_estimate(self, ratio: float) -> int:
         """Return the pages that all rows may yet ask for, if each makes ``ratio`` of its rest."""

@@ -30,7 +30,7 @@ class LaunchedStep:
 
     Attributes:
         plan: what was launched.
-        decode: the decode rows at that time; only those of the plan if it launches them.
+        decode: the decode rows that it launches, if any.
         ends: int64 ``[R]``: tokens of each decode row in the pool once the step has run.
         last: int64: places of decode rows whose last allowed token this is; ``None``: of none.
         chunks: the prompt chunks.
@@ -40,13 +40,16 @@ class LaunchedStep:
     """
 
     plan: BatchPlan
-    decode: DecodeSet
+    decode: DecodeSet | None
     ends: RowArray
     last: RowArray | None
     chunks: Sequence[Chunk]
     num_ended: int
     result: StepResult | None = None
     host_s: float = 0.0
+
+
+_NOTHING: tuple[None, RowArray, None] = (None, np.empty(0, dtype=np.int64), None)
 
 
 class LaunchBuilder:
@@ -76,7 +79,6 @@ class LaunchBuilder:
         self._mixed = mixed
         self._num_plans = 0
         self._sent: DecodeSet | None = None
-        self._no_rows: RowArray = np.empty(0, dtype=np.int64)
 
     def build(
         self,
@@ -92,13 +94,10 @@ class LaunchBuilder:
         """
         number = self._num_plans
         self._num_plans += 1
-        decode, last, ends = self._decode.current(), None, self._no_rows
-        run_decode = run_decode and len(decode.rows) > 0
-        if run_decode:
-            ends = self._table.launched[decode.rows] + 1
-            self._table.launched[decode.rows] = ends
-            self._table.last_step[decode.rows] = number
-            last = self._decode.note_launch()
+        order = self._decode.current()
+        decode, ends, last = _NOTHING
+        if run_decode and len(order.rows):
+            decode, ends, last = self._decode.launch(number)
         params, bans = self._params(added) if added else (NO_PARAMS, NO_BANS)
         chunk_params, token_ids = (
             self._launch_chunks(chunks, number) if chunks else (NO_CHUNKS, NO_TOKENS)
@@ -108,14 +107,13 @@ class LaunchBuilder:
             added=params,
             bans=bans,
             table_writes=self._cache.take_writes(),
-            decode_rows=decode.rows32 if run_decode and decode is not self._sent else None,
-            num_decode_rows=len(decode.rows) if run_decode else 0,
+            decode_rows=None if order is self._sent else order.rows32,
+            num_decode_rows=len(ends),
             chunks=chunk_params,
             token_ids=token_ids,
             mixed=self._mixed,
         )
-        if run_decode:
-            self._sent = decode
+        self._sent = order
         return LaunchedStep(
             plan=plan, decode=decode, ends=ends, last=last, chunks=chunks, num_ended=num_ended
         )

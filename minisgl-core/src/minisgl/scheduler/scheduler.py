@@ -10,6 +10,7 @@ import logging
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from minisgl.errors import EngineLostError, RequestError
 from minisgl.kvcache.interface import PrefixCache
@@ -117,6 +118,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests that have a row."""
         return self.info.max_running_requests - self.table.num_free
+
+    @property
+    def decode_rows(self) -> npt.NDArray[np.int64]:
+        """Rows that decode with the next step, int64 ``[R]``, in their order."""
+        return self._decode.rows
 
     @property
     def num_waiting(self) -> int:
@@ -271,9 +277,11 @@ class Scheduler:
     def _make_room_for_decode(self) -> None:
         """Give decode rows their next page; retract requests when pages run short."""
         # A row takes at most one page a step: with two for each nothing has to be counted.
+        if not len(self._decode):
+            return
         if self.cache.num_available < 2 * len(self._decode):
             self._relieve_pressure()
-        growing = self._decode.growing()
+        growing = self._decode.grow()
         if len(growing):
             self.cache.extend_by_one(growing)
 
@@ -385,7 +393,7 @@ class Scheduler:
             raise error
         logger.error("a step failed; its requests end with an error", exc_info=error)
         self._last_processed = step.plan.number
-        rows = step.decode.rows[: step.plan.num_decode_rows].tolist()
+        rows = [] if step.decode is None else step.decode.rows.tolist()
         requests = [self.table.owner(row) for row in rows]
         for request in [*requests, *(chunk.request for chunk in step.chunks)]:
             if request.terminal is None:

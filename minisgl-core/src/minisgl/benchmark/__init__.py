@@ -1,0 +1,1 @@
+"""Benchmarks behind ``minisgl bench``: each drives production code and prints what it measured."""

@@ -1,0 +1,281 @@
+"""``minisgl bench host``: what a step costs the host, with everything but the device.
+
+The production scheduler, prefix cache, plan encoder, staging buffers and sockets drive a null
+engine, with overlap on; the detokenizer's messages go to a process that reads and drops them.
+Every 1000th step the rows, lengths and slots are rebuilt from the staged bytes and compared with
+the scheduler's own.
+"""
+
+import contextlib
+import gc
+import multiprocessing
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from minisgl.benchmark.null_engine import VOCAB_SIZE, NullEngine
+from minisgl.benchmark.plan_replay import PlanReplay
+from minisgl.kvcache.radix_cache import RadixPrefixCache
+from minisgl.message import BackendMessage, GenerateRequest, Pong, TokenBatch
+from minisgl.message.sockets import private_addresses
+from minisgl.request import SamplingParams
+from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.zmq_transport import ZmqTransport
+
+PROMPT_TOKENS = 256
+COHORT_STEPS = 2000
+CHECK_EVERY = 1000
+SETTLED_AFTER = 10
+"""Cohorts after which the process has all its memory: the prefix cache is full by then."""
+
+_PARTS = ("receive", "choose", "stage", "commit", "send")
+
+
+class Samples:
+    """Microseconds of the steps of one kind: all of each step, by part, and of the CPU.
+
+    On a busy machine the clock also counts what other programs do; ``cpu`` counts this thread.
+
+    Args:
+        capacity: most steps to keep; memory for them is taken at once, so that a long run grows
+            by nothing of ours.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.parts = dict.fromkeys(_PARTS, 0.0)
+        self.num_steps = 0
+        self._total = np.full(capacity, np.nan)
+        self._num_tokens = 0
+        self._cpu = 0.0
+
+    def add(self, parts: dict[str, float], cpu: float, num_tokens: int) -> None:
+        """Count one step; those beyond the capacity are left out."""
+        if self.num_steps == len(self._total):
+            return
+        self._total[self.num_steps] = sum(parts.values())
+        self.num_steps += 1
+        self._num_tokens += num_tokens
+        self._cpu += cpu
+        for name, value in parts.items():
+            self.parts[name] += value
+
+    def summary(self) -> dict[str, float]:
+        """Return means by part, and mean, median and 99th percentile of the whole."""
+        n, times = self.num_steps, self._total[: self.num_steps]
+        if not n:
+            return {"steps": 0}
+        return {
+            "steps": n,
+            "tokens": self._num_tokens / n,
+            **{name: value / n for name, value in self.parts.items()},
+            "cpu": self._cpu / n,
+            "mean": float(times.mean()),
+            "p50": float(np.percentile(times, 50)),
+            "p99": float(np.percentile(times, 99)),
+        }
+
+
+class HostResult:
+    """What one set-up cost, in microseconds a step.
+
+    Attributes:
+        rows, page_size: the set-up.
+        decode, prefill: steps without and with prompt chunks.
+        num_comparisons: how often the staged bytes were compared with the scheduler's state.
+        memory_growth: bytes that the process grew by after ``SETTLED_AFTER`` cohorts; ``None`` if
+            it ran no more.
+        settled_steps: decode steps after that.
+    """
+
+    def __init__(self, rows: int, page_size: int, num_steps: int) -> None:
+        self.rows = rows
+        self.page_size = page_size
+        self.decode = Samples(num_steps)
+        self.prefill = Samples(num_steps)
+        self.num_comparisons = 0
+        self.memory_growth: int | None = None
+        self.settled_steps = 0
+
+    def as_dict(self) -> dict[str, object]:
+        """Return everything as plain data."""
+        return {
+            "rows": self.rows,
+            "page_size": self.page_size,
+            "decode": self.decode.summary(),
+            "prefill": self.prefill.summary(),
+            "comparisons": self.num_comparisons,
+            "memory_growth_bytes": self.memory_growth,
+            "memory_growth_steps": self.settled_steps,
+        }
+
+
+class TimedTransport:
+    """The server's own transport; requests are put in here, and the time for sending is added up.
+
+    Args:
+        inner: the real one.
+    """
+
+    def __init__(self, inner: ZmqTransport) -> None:
+        self._inner = inner
+        self.requests: list[BackendMessage] = []
+        self.send_s = 0.0
+
+    def receive(self, timeout: float | None) -> list[BackendMessage]:
+        """Poll the real socket; requests of the benchmark come on top."""
+        messages = self._inner.receive(timeout)
+        if self.requests:
+            messages, self.requests = [*messages, *self.requests], []
+        return messages
+
+    def send(self, batch: TokenBatch) -> None:
+        """Encode and send."""
+        began = time.perf_counter()
+        self._inner.send(batch)
+        self.send_s += time.perf_counter() - began
+
+    def pong(self, message: Pong) -> None:
+        """Nobody asks."""
+
+
+def bench_host(
+    rows: int, page_size: int, num_steps: int, *, prompt: int = PROMPT_TOKENS
+) -> HostResult:
+    """Measure ``num_steps`` decode steps of ``rows`` requests, and the prefill steps before them.
+
+    Requests come in cohorts: all prompts at once, then decode steps until all have ended.
+    """
+    with _sink() as transport:
+        return _Run(rows, page_size, prompt, num_steps, transport).measure()
+
+
+class _Run:
+    """One set-up."""
+
+    def __init__(
+        self, rows: int, page_size: int, prompt: int, num_steps: int, transport: TimedTransport
+    ) -> None:
+        length = prompt + COHORT_STEPS + 2
+        pages = -(-length // page_size)
+        self._engine = NullEngine(
+            # Room for a cohort and a half: from the second one on, old prefixes are evicted.
+            rows=rows, page_size=page_size, max_seq_len=length, num_pages=rows * pages * 3 // 2,
+        )  # fmt: skip
+        self._transport = transport
+        self._scheduler = Scheduler(
+            self._engine,
+            RadixPrefixCache(page_size),
+            transport,
+            max_step_tokens=8192,
+            overlap=True,
+            mixed=False,
+        )
+        self._replay = PlanReplay(self._engine.info)
+        self._prompt = prompt
+        self._random = np.random.default_rng(0)
+        self._num_steps = num_steps
+        self._result = HostResult(rows, page_size, num_steps)
+        self._num_cohorts = 0
+        self._since_check = 0
+
+    def measure(self) -> HostResult:
+        """Run cohorts until all decode steps are measured."""
+        result, settled, before = self._result, 0, 0
+        self._run_cohort(HostResult(0, 0, 0), 200)  # warms up
+        while (left := self._num_steps - result.decode.num_steps) > 0:
+            self._run_cohort(result, min(left, COHORT_STEPS))
+            if self._num_cohorts == SETTLED_AFTER:
+                settled, before = self._resident_bytes(), result.decode.num_steps
+        if self._num_cohorts > SETTLED_AFTER:
+            result.memory_growth = self._resident_bytes() - settled
+            result.settled_steps = result.decode.num_steps - before
+        return result
+
+    def _run_cohort(self, result: HostResult, num_steps: int) -> None:
+        """Start ``rows`` requests that end after ``num_steps`` decode steps, and run them."""
+        self._num_cohorts += 1
+        rows = self._engine.info.max_running_requests
+        params = SamplingParams(max_tokens=num_steps + 1, ignore_eos=True)
+        for row in range(rows):
+            length = int(self._random.integers(self._prompt // 2, self._prompt + 1))
+            prompt = self._random.integers(VOCAB_SIZE - 1, size=length, dtype=np.int32)
+            uid = self._num_cohorts * rows + row
+            self._transport.requests.append(GenerateRequest(uid, prompt.tobytes(), params))
+        while self._transport.requests or self._scheduler.has_work:
+            self._step(result)
+
+    def _step(self, result: HostResult) -> None:
+        engine, scheduler, transport = self._engine, self._scheduler, self._transport
+        engine.last_plan, transport.send_s = None, 0.0
+        cpu_began, began = time.thread_time(), time.perf_counter()
+        scheduler.receive(0)
+        received = time.perf_counter()
+        scheduler.step()
+        ended, cpu = time.perf_counter(), time.thread_time() - cpu_began
+        plan = engine.last_plan
+        if plan is not None:
+            parts = {
+                "receive": received - began,
+                "choose": engine.launched_at - received,
+                "stage": engine.staged_at - engine.launched_at,
+                "commit": ended - engine.staged_at - transport.send_s,
+                "send": transport.send_s,
+            }
+            kind = result.prefill if len(plan.chunks) else result.decode
+            microseconds = {name: value * 1e6 for name, value in parts.items()}
+            kind.add(microseconds, cpu * 1e6, plan.num_tokens)
+        self._since_check += 1
+        if plan is not None and not len(plan.chunks) and self._since_check >= CHECK_EVERY:
+            self._check(result)
+
+    def _check(self, result: HostResult) -> None:
+        rows = self._scheduler.decode_rows
+        self._replay.apply(self._engine.take_staged())
+        if len(rows) == len(self._replay.rows):  # else a row has just ended: the next step will do
+            self._since_check = 0
+            self._replay.compare(rows, self._scheduler.table)
+            result.num_comparisons += 1
+
+    def _resident_bytes(self) -> int:
+        """Return the memory of this process that is really there, in bytes; 0 where unknown."""
+        self._replay.apply(self._engine.take_staged())
+        gc.collect()
+        statm = Path("/proc/self/statm")
+        return int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0
+
+
+def growth(results: list[HostResult]) -> dict[int, float]:
+    """Return, by page size, how many times a decode step of 32 rows one of 1024 rows costs."""
+    means = {(r.rows, r.page_size): r.decode.summary().get("mean", 0.0) for r in results}
+    return {
+        size: means[1024, size] / means[32, size]
+        for rows, size in means
+        if rows == 32 and (1024, size) in means
+    }
+
+
+@contextlib.contextmanager
+def _sink() -> Iterator[TimedTransport]:
+    """Yield the server's transport, with a process behind it that reads and drops."""
+    with private_addresses() as addresses:
+        context = multiprocessing.get_context("spawn")
+        reader = context.Process(target=_read_for_ever, args=(addresses.detokenizer,), daemon=True)
+        reader.start()
+        transport = ZmqTransport(addresses)
+        try:
+            yield TimedTransport(transport)
+        finally:
+            transport.close()
+            reader.kill()
+            reader.join()
+
+
+def _read_for_ever(address: str) -> None:
+    socket = zmq.Context().socket(zmq.PULL)
+    socket.rcvhwm = 0
+    socket.bind(address)
+    while True:
+        socket.recv(copy=False)

@@ -1,0 +1,107 @@
+"""``minisgl bench host``: measure production code and print a table, or JSON."""
+
+import argparse
+import json
+import sys
+
+from minisgl.cli.flags import add_settings_arguments
+from minisgl.errors import SettingsError
+from minisgl.settings import ResolvedSettings
+
+_PARTS = ("receive", "choose", "stage", "commit", "send")
+_COLUMNS = ("steps", "tokens", *_PARTS, "cpu", "mean", "p50", "p99")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the benchmarks and their flags."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="host")
+    text = "microseconds that a step costs the host, by part, with a null engine"
+    host = actions.add_parser(
+        "host", help=text, description=f"{text.capitalize()}.", allow_abbrev=False
+    )
+    host.add_argument(
+        "--rows", type=_numbers, default=(1, 32, 256, 1024), metavar="N,...",
+        help="requests at once (default: 1,32,256,1024)",
+    )  # fmt: skip
+    host.add_argument(
+        "--page-sizes", type=_numbers, default=(16, 1), metavar="N,...",
+        help="tokens a page (default: 16,1)",
+    )  # fmt: skip
+    host.add_argument(
+        "--steps", type=_number, default=2000, metavar="N",
+        help="decode steps to measure for each (default: 2000); 100000 shows growth of memory",
+    )  # fmt: skip
+    host.add_argument("--json", action="store_true", help="as JSON")
+    host.add_argument(
+        "--profile", action="store_true", help="print where the time goes, function by function"
+    )
+    add_settings_arguments(host, only=("log.level",))
+
+
+def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:  # noqa: ARG001
+    """Measure each set-up and print it as it comes."""
+    from minisgl.benchmark.host import HostResult, bench_host, growth
+
+    if args.profile:
+        return _profile(args)
+    results: list[HostResult] = []
+    if not args.json:
+        print("microseconds a step; overlap on, detokenizer messages sent over a socket")
+        print("rows  page  kind    " + "".join(f"{name:>9}" for name in _COLUMNS))
+    for page_size in args.page_sizes:
+        for rows in args.rows:
+            results.append(bench_host(rows, page_size, args.steps))
+            if not args.json:
+                _print(results[-1])
+    if args.json:
+        print(json.dumps([result.as_dict() for result in results], indent=2))
+        return 0
+    for page_size, times in growth(results).items():
+        print(f"page size {page_size}: 1024 rows cost {times:.1f} times what 32 rows cost")
+    return 0
+
+
+def _print(result: "HostResult") -> None:  # type: ignore[name-defined]  # noqa: F821
+    for kind, summary in (
+        ("decode", result.decode.summary()),
+        ("prefill", result.prefill.summary()),
+    ):
+        if summary["steps"]:
+            cells = "".join(
+                f"{summary[name]:>9.0f}"
+                if name in {"steps", "tokens"}
+                else f"{summary[name]:>9.1f}"
+                for name in _COLUMNS
+            )
+            print(f"{result.rows:>4}  {result.page_size:>4}  {kind:<8}{cells}")
+    note = f"            {result.num_comparisons} comparisons of staged bytes, all equal"
+    if result.memory_growth is not None:
+        steps = result.settled_steps
+        note += f"; memory grew by {result.memory_growth} bytes in the last {steps} steps"
+    print(note, flush=True)
+
+
+def _profile(args: argparse.Namespace) -> int:
+    import cProfile
+    import pstats
+
+    from minisgl.benchmark.host import bench_host
+
+    for page_size in args.page_sizes:
+        for rows in args.rows:
+            profile = cProfile.Profile()
+            with profile:
+                bench_host(rows, page_size, args.steps)
+            print(f"{rows} rows, page size {page_size}; the profiler itself doubles the times")
+            pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(25)
+    return 0
+
+
+def _number(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise SettingsError(f"a number of at least 1 is needed, got {text!r}")
+    return int(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(_number(part) for part in text.split(","))
