@@ -51,6 +51,9 @@ def test_collectives_equal_those_of_threads(tmp_path: Path, size: int) -> None:
             results.append(communicator.all_reduce(values.transpose(0, 2)))
             results.append(communicator.all_reduce(values.clone()))
             results.append(communicator.all_gather(values[:0]))
+            results.append(communicator.all_reduce(values[:0]))
+            large = values.repeat(1, 40, 111)
+            results.append(communicator.all_reduce(large.transpose(0, 2)))
         return results
 
     expected = run_ranks(size, work)
@@ -60,12 +63,13 @@ def test_collectives_equal_those_of_threads(tmp_path: Path, size: int) -> None:
             assert torch.equal(result, right)
 
 
-def test_sums_are_the_same_bits_on_every_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [1237, 123_457])
+def test_sums_are_the_same_bits_on_every_rank(tmp_path: Path, length: int) -> None:
     """Ranks sample from what they sum: a last bit of difference would part them."""
 
     def work(communicator: Communicator) -> torch.Tensor:
         generator = torch.Generator().manual_seed(communicator.rank)
-        return communicator.all_reduce(torch.randn(1237, generator=generator))
+        return communicator.all_reduce(torch.randn(length, generator=generator))
 
     first, *others = run_gloo(tmp_path, 4, work)
     assert all(torch.equal(first, other) for other in others)

@@ -13,6 +13,9 @@ from minisgl.errors import EngineLostError
 
 _LOOPBACK: Final = "127.0.0.1"
 
+_SMALL: Final = 1 << 17
+"""Bytes up to which latency is all: gathering takes half the messages of gloo's ring reduction."""
+
 
 class GlooCommunicator(Communicator):
     """One rank of a process group of its own: nothing of ``torch.distributed``'s is global.
@@ -50,13 +53,16 @@ class GlooCommunicator(Communicator):
         self._gather_options.timeout = timedelta(seconds=seconds)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks, the same bits on each; reuses ``tensor``'s memory.
+        """Return the sum over all ranks, the same bits on each; may reuse ``tensor``'s memory.
 
         Raises:
             EngineLostError: another rank has ended, or is late.
         """
         tensor = tensor.contiguous()
-        if tensor.numel():
+        if 0 < tensor.nbytes <= _SMALL:
+            # Added up in the order of ranks, by each of them.
+            return self._gather(tensor).sum(dim=0, dtype=tensor.dtype)
+        if tensor.nbytes:
             self._wait(lambda group: group.allreduce([tensor], self._reduce_options))
         return tensor
 
@@ -66,11 +72,7 @@ class GlooCommunicator(Communicator):
         Raises:
             EngineLostError: another rank has ended, or is late.
         """
-        tensor = tensor.contiguous()
-        parts = list(tensor.new_empty((self.size, *tensor.shape)).unbind(0))
-        if tensor.numel():
-            self._wait(lambda group: group.allgather([parts], [tensor], self._gather_options))
-        return torch.cat(parts, dim=dim)
+        return torch.cat(self._gather(tensor.contiguous()).unbind(0), dim=dim)
 
     def barrier(self) -> None:
         """Wait until every rank is here.
@@ -83,6 +85,14 @@ class GlooCommunicator(Communicator):
     def close(self) -> None:
         """Disconnect: the other ranks' collectives fail at once. Safe to call twice."""
         self._group = None
+
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return ``[size, *shape]`` for a contiguous ``[*shape]``."""
+        parts = tensor.new_empty((self.size, *tensor.shape))
+        if tensor.nbytes:
+            into = list(parts.unbind(0))
+            self._wait(lambda group: group.allgather([into], [tensor], self._gather_options))
+        return parts
 
     def _wait(self, begin: Any) -> None:
         if self._group is None:
