@@ -93,7 +93,10 @@ def test_an_idle_rank_that_stops_or_dies_is_noticed() -> None:
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(EngineLostError, match=rf"rank 1 \(pid {pid}\) has shown no sign of"):
             wait_for(look, "the notice of a stopped rank")
+        silent_at = group.board.ranks[1].beats
         os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: group.board.ranks[1].beats > silent_at, "a sign of life")
+        group.check_alive()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineLostError, match=rf"rank 1 \(pid {pid}\) was killed by SIGKILL"):
             wait_for(look, "the notice of a dead rank")
@@ -128,6 +131,18 @@ def test_a_rank_that_stops_in_a_step_is_named_with_the_step() -> None:
         expected = rf"rank 1 \(pid {pid}\) has not begun step 1 for 1 s \(parallel\.timeout\)"
         with pytest.raises(EngineLostError, match=expected):
             step(group, communicator, 1)
+
+
+def test_a_rank_that_waited_in_vain_for_rank_0_says_so() -> None:
+    with serving({}, timeout=0.3) as (group, communicator):
+        step(group, communicator, 0)
+        group.board.ranks[0].begin(1)
+        group.send(memoryview(b"\x01"))
+        group._resources.ranks[0].process.wait(60)
+        with pytest.raises(
+            EngineLostError, match=r"rank 1 .* gave up waiting in step 1: rank 1 lost"
+        ):
+            group.check_alive()
 
 
 def test_an_error_of_one_rank_ends_the_step_at_once_with_that_error() -> None:

@@ -54,7 +54,7 @@ class _Rank:
         self.channel = channel
         self.progress = progress
         self.num_statuses = 0
-        self._failure: Failed | None = None
+        self.failure: Failed | None = None
         self._codec: Codec[Status] = Codec(Status)
         self._beats = -1
         self._beat_seen = 0.0
@@ -69,7 +69,7 @@ class _Rank:
                 status = self._codec.decode(bytes(frame))
                 self.num_statuses += 1
                 if isinstance(status, Failed):
-                    self._failure = status
+                    self.failure = status
         except OSError:
             return  # it has ended; how, its process tells
 
@@ -78,7 +78,7 @@ class _Rank:
         # Its end is looked at first: whatever it said, it said before.
         code = self.process.poll()
         self.read()
-        failure = self._failure
+        failure = self.failure
         if failure is not None:
             if failure.exit_code == EngineLostError.exit_code:
                 return None
@@ -215,7 +215,7 @@ class RankGroup:
             if (cause := rank.cause()) is not None:
                 raise self._lost(cause)
             if rank.process.poll() is not None:
-                raise self.explain(None, "idling")
+                raise self.explain(None, f"step {self.board.ranks[0].begun}")
             if (silence := rank.silent_for(now)) > self._timeout:
                 raise self._lost(
                     EngineLostError(
@@ -241,16 +241,7 @@ class RankGroup:
                 if (cause := rank.cause()) is not None:
                     return self._lost(cause)
             time.sleep(0.01)
-        suspects = self._late() or [
-            rank
-            for rank, before in zip(self._resources.ranks, beats, strict=True)
-            if rank.progress.beats == before
-        ]
-        if not suspects:
-            return self._lost(EngineLostError(f"the ranks lost each other in {what}: {error}"))
-        begun = suspects[0].progress.begun >= self.board.ranks[0].begun
-        verb = "got no further in" if begun else "not begun"
-        return self._lost(EngineLostError(f"{suspects[0]} has {verb} {what} for {self._limit}"))
+        return self._lost(self._suspect(what, beats, error))
 
     def name(self, rank: int) -> str:
         """Return how messages call one of the other ranks."""
@@ -308,10 +299,25 @@ class RankGroup:
             if waiting:
                 time.sleep(0.01)
 
-    def _late(self) -> list[_Rank]:
-        """Return the ranks that have begun fewer collectives than others."""
+    def _suspect(self, what: str, beats: list[int], error: Exception | None) -> EngineLostError:
+        """Return whom to name when no rank has ended for a reason of its own."""
+        ranks = self._resources.ranks
         most = max(progress.num_collectives for progress in self.board.ranks)
-        return [r for r in self._resources.ranks if r.progress.num_collectives < most]
+        late = [rank for rank in ranks if rank.progress.num_collectives < most]
+        # One that was stopped within a collective has begun as many as those who wait for it.
+        silent = [
+            rank
+            for rank, before in zip(ranks, beats, strict=True)
+            if rank.progress.beats == before and rank.process.poll() is None
+        ]
+        if suspects := late or silent:
+            begun = suspects[0].progress.begun >= self.board.ranks[0].begun
+            verb = "got no further in" if begun else "not begun"
+            return EngineLostError(f"{suspects[0]} has {verb} {what} for {self._limit}")
+        for rank in ranks:
+            if rank.failure is not None:
+                return EngineLostError(f"{rank} gave up waiting in {what}: {rank.failure.message}")
+        return EngineLostError(f"the ranks lost each other in {what}: {error}")
 
     def _lost(self, error: EngineLostError) -> EngineLostError:
         self._resources.lost = True
