@@ -128,12 +128,14 @@ def test_a_step_that_fails_on_one_rank_ends_everything_with_its_error(two_ranks:
 
 SCRIPT = """
 import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
 from minisgl import LLM, SamplingParams
 
 # No `if __name__ == "__main__"`: ranks do not run this script again.
 os.environ["PYTHONHASHSEED"] = sys.argv[2]
-llm = LLM(sys.argv[1], tp=2, num_pages=24, page_size=4, max_prefill_tokens=16, max_seq_len=90,
-          progress=False)
+with ThreadPoolExecutor(1) as pool:  # ranks outlive the thread that started them
+    llm = pool.submit(LLM, sys.argv[1], tp=2, num_pages=24, page_size=4, max_prefill_tokens=16,
+                      max_seq_len=90, progress=False).result()
 prompts = [[3 + (7 * n + k) % 250 for k in range(4 + 3 * n % 30)] for n in range(12)]
 params = SamplingParams(temperature=0.8, max_tokens=16, min_tokens=3)
 for result in llm.generate(prompts, params, progress=False):
