@@ -9,8 +9,10 @@ from minisgl.kvcache.naive_cache import NaivePrefixCache
 from minisgl.kvcache.radix_cache import RadixPrefixCache
 from minisgl.message import AbortRequest, GenerateRequest, TokenBatch
 from minisgl.request import RequestStats, SamplingParams, StepStats
+from minisgl.scheduler.policy import PolicyName
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.transport import MemoryTransport
+from minisgl.scheduler.waiting import OrderName
 from support.fake_engine import FakeEngine
 
 
@@ -28,9 +30,8 @@ class Client:
 class Recorder:
     """Observers that keep everything."""
 
-    has_step_observers = True
-
-    def __init__(self) -> None:
+    def __init__(self, *, listens: bool = True) -> None:
+        self.has_step_observers = self.has_request_observers = listens
         self.steps: list[StepStats] = []
         self.requests: list[RequestStats] = []
 
@@ -56,6 +57,9 @@ class Harness:
         mixed: bool = True,
         cache: str = "radix",
         lazy: bool = True,
+        policy: PolicyName = "decode-first",
+        order: OrderName = "fcfs",
+        observed: bool = True,
         **engine_options: object,
     ) -> None:
         self.engine = FakeEngine(
@@ -67,7 +71,7 @@ class Harness:
             **engine_options,  # type: ignore[arg-type]
         )
         self.transport = MemoryTransport()
-        self.recorder = Recorder()
+        self.recorder = Recorder(listens=observed)
         make = RadixPrefixCache if cache == "radix" else NaivePrefixCache
         self.scheduler = Scheduler(
             self.engine,
@@ -76,16 +80,26 @@ class Harness:
             max_step_tokens=budget,
             overlap=overlap,
             mixed=mixed,
+            policy=policy,
+            order=order,
             observers=self.recorder,
         )
         self.clients: dict[int, Client] = {}
 
-    def submit(self, uid: int, prompt: list[int], priority: int = 0, **params: object) -> None:
+    def submit(
+        self,
+        uid: int,
+        prompt: list[int],
+        priority: int = 0,
+        *,
+        salt: str | None = None,
+        **params: object,
+    ) -> None:
         """Send a request; it is received with the next step."""
         token_ids = np.array(prompt, dtype="<i4").tobytes()
         self.clients[uid] = Client()
         sampling = SamplingParams(temperature=0, **params)  # type: ignore[arg-type]
-        self.transport.inbox.append(GenerateRequest(uid, token_ids, sampling, priority))
+        self.transport.inbox.append(GenerateRequest(uid, token_ids, sampling, priority, salt))
 
     def abort(self, uid: int) -> None:
         """Abort a request, known or not."""

@@ -17,6 +17,9 @@ MAX_SEED: Final = 2**63 - 1
 MAX_WHOLE: Final = 2**31 - 1
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_TOKEN_IDS: Final = 256
+MAX_PRIORITY: Final = 2**31 - 1
+MAX_CACHE_SALT: Final = 256
+"""Characters."""
 
 
 class FinishReason(StrEnum):
@@ -156,10 +159,14 @@ class StepStats:
         step: number of the step, from 0.
         num_decode_rows, num_prefill_rows: rows of the step.
         num_prefill_tokens: prompt tokens computed.
-        num_running, num_waiting: requests after the step.
+        num_running: requests with a row, those that ended with the step included.
+        num_waiting: requests in the queue.
         num_free_pages, num_cached_pages, num_pages: of the KV pool.
-        num_retracted: requests retracted since the start.
-        host_us: host time from planning to processing, in microseconds.
+        num_evictable_pages: cached ones that no running request uses.
+        num_queried_tokens: prompt tokens of all requests that were admitted since the start.
+        num_cached_tokens: how many of them the prefix cache supplied.
+        num_retracted: retractions since the start.
+        host_us: host time of planning, launching and processing, in microseconds.
     """
 
     step: int
@@ -171,8 +178,21 @@ class StepStats:
     num_free_pages: int
     num_cached_pages: int
     num_pages: int
+    num_evictable_pages: int
+    num_queried_tokens: int
+    num_cached_tokens: int
     num_retracted: int
     host_us: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computed: one a decode row, and the prompts'."""
+        return self.num_decode_rows + self.num_prefill_tokens
+
+    @property
+    def num_used_pages(self) -> int:
+        """Pages that running requests use, shared ones counted once."""
+        return self.num_pages - self.num_free_pages - self.num_evictable_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +201,14 @@ class RequestStats:
 
     Attributes:
         uid: the server's number of the request.
-        num_prompt_tokens, num_cached_tokens, num_completion_tokens: token counts.
+        num_prompt_tokens, num_completion_tokens: token counts.
         finish_reason: ``stop``, ``length``, ``abort`` or ``error``.
-        queue_time: from arrival to the first launch.
+        num_cached_tokens: prompt tokens that the prefix cache supplied.
+        queue_time: from arrival to admission.
+        prefill_time: from admission to the first committed token.
         time_to_first_token: from arrival to the first committed token.
+        inter_token_times: from each committed token to the next; one less than completion tokens.
+            Those past a stop string are not among them, as they are not among the tokens.
         total_time: from arrival to the terminal event.
         num_retractions: how often it was retracted.
         extra: for plugins.
@@ -196,7 +220,9 @@ class RequestStats:
     num_completion_tokens: int
     finish_reason: str
     queue_time: float | None
+    prefill_time: float | None
     time_to_first_token: float | None
+    inter_token_times: tuple[float, ...] = ()
     total_time: float
     num_retractions: int
     extra: Mapping[str, Any] = field(default_factory=dict)

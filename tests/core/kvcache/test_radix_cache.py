@@ -17,10 +17,10 @@ TOKENS = st.lists(st.integers(0, 2), max_size=14)
 class RadixMachine(RuleBasedStateMachine):
     """Inserts, matches, locks and evicts; the model is a map from whole-page prefixes to pages."""
 
-    @initialize(page_size=st.sampled_from([1, 2, 3]))
-    def start(self, page_size: int) -> None:
+    @initialize(page_size=st.sampled_from([1, 2, 3]), block_pages=st.sampled_from([1, 2, 3, 256]))
+    def start(self, page_size: int, block_pages: int) -> None:
         self.page_size = page_size
-        self.cache = RadixPrefixCache(page_size)
+        self.cache = RadixPrefixCache(page_size, block_pages=block_pages)
         self.model: dict[tuple[int, ...], int] = {}
         self.used: dict[tuple[int, ...], int] = {}
         self.locked: list[tuple[Any, tuple[int, ...]]] = []
@@ -108,13 +108,9 @@ class RadixMachine(RuleBasedStateMachine):
         assert self.cache.num_pages == len(self.model)
         held = {prefix for prefix in self.model if self.is_locked(prefix)}
         assert self.cache.num_evictable_pages == len(self.model) - len(held)
-        for _, prefix in self.locked:
-            if prefix:
-                again = self.cache._walk(
-                    np.array(prefix, dtype=np.int32), len(prefix) // self.page_size
-                )
-                pages = [page for part in again[2] for page in part.tolist()]
-                assert pages == [self.model[p] for p in self.prefixes(list(prefix))]
+        for handle, prefix in self.locked:
+            pages = self.cache.pages_of(handle).tolist()
+            assert pages == [self.model[p] for p in self.prefixes(list(prefix))]
 
 
 TestRadixCache = RadixMachine.TestCase

@@ -128,3 +128,18 @@ def test_a_name_is_taken_once_even_if_both_calls_start_together(tiny_path: Path)
             return [type(task.exception()) for task in done]
 
     assert asyncio.run(main()) == [ValueError]
+
+
+def test_priority_and_cache_salt_go_with_the_request(tiny_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(tiny_path), progress=False) as llm:
+
+            async def cached(salt: str | None) -> int:
+                chunks = llm.generate("a long prompt " * 4, GREEDY, priority=1, cache_salt=salt)
+                return [chunk.num_cached_tokens async for chunk in chunks][-1]
+
+            assert [await cached(salt) for salt in ("a", "b", "a")] == [0, 0, 48]
+            with pytest.raises(RequestError, match="priority must be a whole number"):
+                await anext(aiter(llm.generate("x", GREEDY, priority=2**40)))
+
+    asyncio.run(main())

@@ -271,3 +271,52 @@ def test_mixed_launches_are_refused_for_a_backend_that_takes_none(
     monkeypatch.setattr(builtin, "minisgl_attention_backends", hookimpl(lambda: [unmixed]))
     with pytest.raises(UnsupportedBackendError, match=r"set scheduler\.launch to auto or split"):
         LLM(str(tiny_path), progress=False, scheduler={"launch": "mixed"})
+
+
+def test_a_cache_salt_keeps_prefixes_apart(llm: LLM) -> None:
+    prompt = "another prompt that nobody else in this module uses"
+
+    def cached(salt: str | None) -> int:
+        [result] = llm.generate(prompt, GREEDY, cache_salt=salt, progress=False)
+        return result.num_cached_tokens
+
+    assert [cached(salt) for salt in ("a", "b", None)] == [0, 0, 0]
+    assert all(cached(salt) > 0 for salt in ("a", "b", None))
+    *_, last = llm.stream(prompt, GREEDY, cache_salt="c")
+    assert last.num_cached_tokens == 0
+
+
+def test_priorities_reach_the_scheduler_each_with_its_prompt(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = []
+    submit = llm._session.submit
+
+    def noted(request: Any, listener: Any) -> None:
+        sent.append(request.priority)
+        submit(request, listener)
+
+    monkeypatch.setattr(llm._session, "submit", noted)
+    short = SamplingParams(temperature=0, max_tokens=1)
+    llm.generate(["a", "b"], short, priority=[3, -1], progress=False)
+    llm.generate(["a", "b"], short, priority=2, progress=False)
+    list(llm.stream("a", short, priority=7))
+    assert sent == [3, -1, 2, 2, 7]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"priority": [1]}, "priority has 1 entries for 2 prompts"),
+        ({"priority": "high"}, "prompt 0: priority must be a whole number"),
+        ({"priority": [0, 2**40]}, "prompt 1: priority must be a whole number"),
+        ({"cache_salt": ""}, "prompt 0: cache_salt must be a string of 1 to 256"),
+        ({"cache_salt": ["a", "b"]}, "prompt 0: cache_salt must be a string of 1 to 256"),
+    ],
+)
+def test_a_wrong_priority_or_salt_is_refused_before_anything_runs(
+    llm: LLM, keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(["a", "b"], GREEDY, progress=False, **keywords)
+    assert not llm._session.has_work

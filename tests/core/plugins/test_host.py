@@ -20,6 +20,9 @@ STEP = StepStats(
     num_free_pages=3,
     num_cached_pages=0,
     num_pages=8,
+    num_evictable_pages=0,
+    num_queried_tokens=0,
+    num_cached_tokens=0,
     num_retracted=0,
     host_us=1.0,
 )
@@ -30,6 +33,7 @@ REQUEST = RequestStats(
     num_completion_tokens=3,
     finish_reason="stop",
     queue_time=0.1,
+    prefill_time=0.1,
     time_to_first_token=0.2,
     total_time=0.3,
     num_retractions=0,

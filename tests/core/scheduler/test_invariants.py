@@ -58,6 +58,8 @@ def set_ups(draw: st.DrawFn) -> dict[str, object]:
         "mixed": draw(st.booleans()),
         "cache": draw(st.sampled_from(["radix", "naive"])),
         "lazy": draw(st.booleans()),
+        "policy": draw(st.sampled_from(["decode-first", "prefill-first"])),
+        "order": draw(st.sampled_from(["fcfs", "longest-prefix"])),
     }
 
 

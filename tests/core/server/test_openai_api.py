@@ -155,8 +155,9 @@ def test_sampling_fields_reach_the_engine() -> None:
     }
 
     async def scenario(server: Served) -> Any:
-        body = {**HELLO, **fields, "priority": 4, "chat_template_kwargs": {"a": 1}}
-        await server.http.post(CHAT, json={**body, "add_generation_prompt": False})
+        body = {**HELLO, **fields, "priority": 4, "cache_salt": "tenant"}
+        body |= {"chat_template_kwargs": {"a": 1}, "add_generation_prompt": False}
+        await server.http.post(CHAT, json=body)
         return server.engine.requests[0]
 
     request = run(scenario)
@@ -164,8 +165,19 @@ def test_sampling_fields_reach_the_engine() -> None:
         got = getattr(request.params, name)
         assert (list(got) if isinstance(got, tuple) else got) == value
     assert request.priority == 4
+    assert request.cache_salt == "tenant"
     assert request.template_kwargs == {"a": 1}
     assert request.add_generation_prompt is False
+
+
+def test_priority_and_cache_salt_hold_for_every_prompt_of_a_completion() -> None:
+    async def scenario(server: Served) -> Any:
+        body = {"prompt": ["a", "b"], "max_tokens": 1, "priority": -3, "cache_salt": "é"}
+        await server.http.post(TEXT, json=body)
+        await server.http.post(TEXT, json={"prompt": "c", "max_tokens": 1})
+        return [(one.priority, one.cache_salt) for one in server.engine.requests]
+
+    assert run(scenario) == [(-3, "é"), (-3, "é"), (0, None)]
 
 
 def test_the_default_temperature_is_openais() -> None:
@@ -322,6 +334,11 @@ BAD_VALUES = [
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"stream": "yes"}, "stream"),
     ({"priority": "high"}, "priority"),
+    ({"priority": 2**31}, "priority"),
+    ({"priority": 10**40}, "priority"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "x" * 257}, "cache_salt"),
+    ({"cache_salt": 5}, "cache_salt"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"no_such": True}}, "stream_options.no_such"),

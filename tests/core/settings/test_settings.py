@@ -207,6 +207,8 @@ def test_every_flat_name_and_alias_is_a_keyword(flat):
         "model.load_format": "dummy",
         "engine.device": "cpu",
         "engine.memory_fraction": "0.5",
+        "scheduler.policy": "prefill-first",
+        "scheduler.order": "longest-prefix",
         "log.level": "debug",
     }
     value = values.get(flat.setting, "5")

@@ -25,8 +25,9 @@ ENCODER = PromptEncoder(byte_level())
 
 
 def test_a_prompt_becomes_a_request_for_the_scheduler() -> None:
-    answer = tokenize(ENCODER, TokenizeRequest(7, "hello", PARAMS, priority=2))
+    answer = tokenize(ENCODER, TokenizeRequest(7, "hello", PARAMS, 2, "tenant"))
     assert isinstance(answer, GenerateRequest)
+    assert answer.cache_salt == "tenant"
     assert (answer.uid, answer.params, answer.priority) == (7, PARAMS, 2)
     assert answer.prompt.dtype == np.int32
     assert answer.prompt.tolist() == ENCODER.encode("hello")

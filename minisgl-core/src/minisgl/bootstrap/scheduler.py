@@ -46,6 +46,8 @@ def build_scheduler(
         chosen_cache.record.create(info.page_size, chosen_cache.settings),
         transport,
         max_step_tokens=scheduler.max_prefill_tokens,
+        policy=scheduler.policy,
+        order=scheduler.order,
         overlap=_on(scheduler.overlap, auto=info.asynchronous),
         mixed=_on(scheduler.launch, auto=info.mixed_launches, on="mixed"),
         seed=settings.engine.seed,

@@ -83,7 +83,7 @@ class Match:
 
     Attributes:
         handle: the place in the cache; lock it before anything may be evicted.
-        pages: int32 ``[n]``: the pages of the prefix, in order.
+        pages: int32 ``[n]``: the pages of the prefix, in order; not to be written to.
     """
 
     handle: CacheHandle
@@ -94,26 +94,28 @@ class PrefixCache(ABC):
     """Maps whole pages of tokens to pages of K and V, and forgets the least recently used.
 
     The cache owns the pages that it holds. A page is locked while any handle at or below it is.
+    A salt separates tenants: what was inserted under one salt is found under no other, ``None``
+    (no salt) included.
     """
 
     @abstractmethod
-    def match(self, tokens: TokenArray) -> Match:
+    def match(self, tokens: TokenArray, salt: str | None = None) -> Match:
         """Return the longest cached prefix of ``tokens``, in whole pages, less than all of them.
 
         At least one token is left to compute. Changes nothing: locking the handle is what marks
-        the prefix as recently used.
+        the prefix as recently used. ``tokens`` may change after the call.
         """
 
     @abstractmethod
-    def insert(self, tokens: TokenArray, pages: PageArray) -> Match:
+    def insert(self, tokens: TokenArray, pages: PageArray, salt: str | None = None) -> Match:
         """Cache ``tokens`` (a whole number of pages), whose K and V are in ``pages``.
 
-        Returns the pages that the cache now holds for the sequence's beginning, and their handle.
-        They are canonical: where they differ from ``pages``, the cache held that prefix already,
-        and the caller must rewrite its table to the cache's pages and free its own duplicates.
-        Where they are equal, the page belongs to the cache from now on. Pages beyond those
-        returned (all of them, for a cache that keeps nothing) stay the caller's. The handle is
-        unlocked: lock it before anything may be evicted.
+        Both arrays may change after the call. Returns the pages that the cache now holds for the
+        sequence's beginning, and their handle. They are canonical: where they differ from
+        ``pages``, the cache held that prefix already, and the caller must rewrite its table to the
+        cache's pages and free its own duplicates. Where they are equal, the page belongs to the
+        cache from now on. Pages beyond those returned (all of them, for a cache that keeps
+        nothing) stay the caller's. The handle is unlocked: lock it before anything may be evicted.
         """
 
     @abstractmethod

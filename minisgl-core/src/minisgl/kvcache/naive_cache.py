@@ -12,11 +12,16 @@ class NaivePrefixCache(PrefixCache):
         self.page_size = page_size
         self._nothing = Match(handle=None, pages=np.empty(0, dtype=np.int32))
 
-    def match(self, tokens: TokenArray) -> Match:  # noqa: ARG002
+    def match(self, tokens: TokenArray, salt: str | None = None) -> Match:  # noqa: ARG002
         """Return the empty match."""
         return self._nothing
 
-    def insert(self, tokens: TokenArray, pages: PageArray) -> Match:  # noqa: ARG002
+    def insert(
+        self,
+        tokens: TokenArray,  # noqa: ARG002
+        pages: PageArray,  # noqa: ARG002
+        salt: str | None = None,  # noqa: ARG002
+    ) -> Match:
         """Hold nothing: all pages stay the caller's."""
         return self._nothing
 

@@ -62,6 +62,8 @@ class AsyncLLM:
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
+        priority: int = 0,
+        cache_salt: str | None = None,
         request_id: str | None = None,
     ) -> AsyncIterator[GenerationChunk]:
         """Yield the answer to one prompt piece by piece; leaving the loop early aborts it.
@@ -69,6 +71,8 @@ class AsyncLLM:
         Args:
             prompt: text, token ids or chat messages.
             sampling_params: by default ``SamplingParams()``.
+            priority: a higher number is served earlier, and retracted later.
+            cache_salt: only requests with the same one share cached prefixes.
             request_id: a name for ``abort``.
 
         Raises:
@@ -83,7 +87,9 @@ class AsyncLLM:
                 loop.call_soon_threadsafe(replies.put_nowait, reply)
 
         params = SamplingParams() if sampling_params is None else sampling_params
-        request = await asyncio.to_thread(self._session.prepare, prompt, params)
+        request = await asyncio.to_thread(
+            self._session.prepare, prompt, params, priority, cache_salt
+        )
         # Nothing is awaited between the check of the name and its entry.
         if request_id is not None and request_id in self._uids:
             raise ValueError(f"request_id={request_id!r} is already running")

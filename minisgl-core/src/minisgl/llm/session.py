@@ -56,7 +56,13 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
 
-    def prepare(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> GenerateRequest:
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> GenerateRequest:
         """Return the request for ``prompt``, checked; nothing runs before ``submit``.
 
         Raises:
@@ -70,7 +76,7 @@ class Session:
                 param="sampling_params",
             )
         data = np.array(self._encoder.encode(prompt), dtype="<i4").tobytes()
-        request = GenerateRequest(next(self._uids), data, params, priority)
+        request = GenerateRequest(next(self._uids), data, params, priority, cache_salt)
         validate(request, self.info)
         return request
 

@@ -15,12 +15,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate"):
         token_ids: the prompt as little-endian int32 bytes.
         params: how to sample and when to stop.
         priority: a higher number is served earlier and retracted later.
+        cache_salt: only requests with the same one share cached prefixes.
     """
 
     uid: int
     token_ids: bytes
     params: SamplingParams
     priority: int = 0
+    cache_salt: str | None = None
 
     @property
     def prompt(self) -> npt.NDArray[np.int32]:

@@ -23,6 +23,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
     prompt: str | list[Any]
     params: SamplingParams
     priority: int = 0
+    cache_salt: str | None = None
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True

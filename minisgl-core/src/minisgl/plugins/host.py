@@ -156,6 +156,11 @@ class PluginHost:
         """Whether anybody listens: if not, no ``StepStats`` need be made."""
         return bool(self._step_observers)
 
+    @property
+    def has_request_observers(self) -> bool:
+        """Whether any plugin implements ``minisgl_request_finished``."""
+        return bool(self._request_observers)
+
     def step_finished(self, stats: StepStats) -> None:
         """Tell every step observer; their exceptions are logged once and counted."""
         self._observe(self._step_observers, "minisgl_step_finished", stats)

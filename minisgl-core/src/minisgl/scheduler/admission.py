@@ -5,6 +5,7 @@ import numpy as np
 from minisgl.engine.info import EngineInfo
 from minisgl.errors import RequestError
 from minisgl.message import GenerateRequest
+from minisgl.request import MAX_CACHE_SALT, MAX_PRIORITY
 
 
 def validate(request: GenerateRequest, info: EngineInfo) -> int:
@@ -18,6 +19,7 @@ def validate(request: GenerateRequest, info: EngineInfo) -> int:
     _check_token_ids(
         np.array(params.stop_token_ids, dtype=np.int64), info.vocab_size, "stop_token_ids"
     )
+    _check_scheduling(request)
     num_prompt = len(prompt)
     if not num_prompt:
         raise RequestError("prompt must have at least one token, got an empty one", param="prompt")
@@ -40,6 +42,22 @@ def validate(request: GenerateRequest, info: EngineInfo) -> int:
                 code="context_length_exceeded",
             )
     return num_prompt + (params.max_tokens or room)
+
+
+def _check_scheduling(request: GenerateRequest) -> None:
+    priority, salt = request.priority, request.cache_salt
+    if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, got "
+            f"{priority!r}",
+            param="priority",
+        )
+    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_CACHE_SALT):
+        got = f"{len(salt)} of them" if isinstance(salt, str) else repr(salt)
+        raise RequestError(
+            f"cache_salt must be a string of 1 to {MAX_CACHE_SALT} characters, got {got}",
+            param="cache_salt",
+        )
 
 
 def _check_token_ids(

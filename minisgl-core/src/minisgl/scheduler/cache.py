@@ -55,7 +55,9 @@ class CacheManager:
         The row's lengths then start behind it: at least one token is left to compute.
         """
         row, table = request.row, self._table
-        match = self.prefix_cache.match(table.tokens[row, : table.num_tokens[row]])
+        match = self.prefix_cache.match(
+            table.tokens[row, : table.num_tokens[row]], request.cache_salt
+        )
         self.prefix_cache.lock(match.handle)
         request.handle = match.handle
         request.num_shared_pages = num_pages = len(match.pages)
@@ -89,7 +91,9 @@ class CacheManager:
         if num_full <= request.num_shared_pages:
             return
         match = self.prefix_cache.insert(
-            table.tokens[row, : num_full * self.page_size], table.pages[row, :num_full]
+            table.tokens[row, : num_full * self.page_size],
+            table.pages[row, :num_full],
+            request.cache_salt,
         )
         self.prefix_cache.lock(match.handle)
         self.prefix_cache.unlock(request.handle)
@@ -104,7 +108,9 @@ class CacheManager:
         held = request.num_shared_pages
         if num_full > held:
             match = self.prefix_cache.insert(
-                table.tokens[row, : num_full * self.page_size], table.pages[row, :num_full]
+                table.tokens[row, : num_full * self.page_size],
+                table.pages[row, :num_full],
+                request.cache_salt,
             )
             self._drop_duplicates(request, match.pages, rewrite=False)
             held = max(held, len(match.pages))

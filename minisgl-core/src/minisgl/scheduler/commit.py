@@ -13,6 +13,7 @@ from minisgl.scheduler.launch import LaunchedStep
 from minisgl.scheduler.output import OutputCollector
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
+from minisgl.scheduler.token_times import TokenTimes
 
 TokenArray = npt.NDArray[np.int32]
 Ending = tuple[RequestState, FinishReason]
@@ -27,6 +28,7 @@ class Committer:
         output: collects what the detokenizer gets.
         vocab_size: of the model.
         eos_token_ids: tokens that end a text, unless the request ignores them.
+        times: notes when each token came, if anybody wants to know.
     """
 
     def __init__(
@@ -36,10 +38,13 @@ class Committer:
         output: OutputCollector,
         vocab_size: int,
         eos_token_ids: Sequence[int],
+        *,
+        times: TokenTimes | None = None,
     ) -> None:
         self._table = table
         self._cache = cache
         self._output = output
+        self._times = times
         self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
         self._is_eos[list(eos_token_ids)] = True
 
@@ -71,6 +76,8 @@ class Committer:
         table.tokens[rows, ends] = tokens
         table.committed[rows] = ends
         table.num_tokens[rows] = ends + 1
+        if self._times is not None:
+            self._times.record(rows, ends, time.monotonic())
         places = self._ending_places(decode, tokens, step.last)
         if all_live:
             self._output.add(decode.uid_bytes, tokens)
@@ -112,8 +119,11 @@ class Committer:
                 end = int(table.num_tokens[row])
                 table.tokens[row, end] = token
                 table.num_tokens[row] = end + 1
+                now = time.monotonic()
+                if self._times is not None:
+                    self._times.record(row, end, now)
                 self._output.announce(request)
-                request.first_token = request.first_token or time.monotonic()
+                request.first_token = request.first_token or now
                 uids.append(request.uid)
                 new_tokens.append(token)
                 if reason := self._reason_to_end(request, token, end + 1):

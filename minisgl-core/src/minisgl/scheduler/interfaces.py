@@ -44,6 +44,10 @@ class Observers(Protocol):
     def has_step_observers(self) -> bool:
         """Whether anybody wants ``step_finished``."""
 
+    @property
+    def has_request_observers(self) -> bool:
+        """Whether anybody wants ``request_finished``; asked once, when the scheduler is made."""
+
     def step_finished(self, stats: StepStats) -> None:
         """Take note of a step."""
 

@@ -1,22 +1,20 @@
 """The waiting queue, admission, and the chunks of prompts that share a step's token budget."""
 
-import heapq
 import time
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.decode import DecodeManager
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
-
-_SCAN_LIMIT = 8
-"""Waiting requests that one step looks at: skip-ahead never scans the whole queue."""
-
-_SKIP_LIMIT = 64
-"""A request is overtaken this often at most; then nothing behind it is admitted before it."""
+from minisgl.scheduler.waiting import OrderName, WaitingQueue
 
 _RETRY_EVERY = 16
-"""A request that did not fit is matched again every so many steps, in case the cache grew."""
+"""What the prefix cache holds of a waiting request is looked up every so many steps, not in each:
+for one that did not fit, in case the cache grew, and for the order of longest prefix first."""
 
 _INITIAL_RATIO, _MIN_RATIO, _RATIO_DECAY, _RATIO_RISE = 0.3, 0.05, 0.002, 0.3
 """Share of its remaining tokens that a running request is expected to generate: it falls a little
@@ -40,22 +38,34 @@ class PrefillManager:
         table: the rows.
         cache: the pages.
         decode: running requests, whose growth admission reckons with.
+        order: of admission, within a priority.
     """
 
-    def __init__(self, table: TableManager, cache: CacheManager, decode: DecodeManager) -> None:
+    def __init__(
+        self,
+        table: TableManager,
+        cache: CacheManager,
+        decode: DecodeManager,
+        order: OrderName = "fcfs",
+    ) -> None:
         self._table = table
         self._cache = cache
         self._decode = decode
-        self._waiting: list[tuple[tuple[int, int], RequestState]] = []
+        by_prefix = order == "longest-prefix"
+        self._waiting = WaitingQueue(self._cached_tokens if by_prefix else None)
         self._ratio = _INITIAL_RATIO
         self._num_admissions = 0
         self.num_waiting = 0
+        self.num_queried_tokens = 0
+        """Prompt tokens that admitted requests asked the prefix cache for, since the start."""
+        self.num_cached_tokens = 0
+        """How many of them it supplied."""
         self.running: dict[int, RequestState] = {}
         """Requests whose prompt is not fully launched, by row, in the order of admission."""
 
     def enqueue(self, request: RequestState) -> None:
         """Let ``request`` wait, new or retracted; it keeps the place of its age."""
-        heapq.heappush(self._waiting, (request.admission_key, request))
+        self._waiting.push(request)
         self.num_waiting += 1
 
     def forget(self, request: RequestState) -> None:
@@ -77,26 +87,25 @@ class PrefillManager:
         admitted: list[RequestState] = []
         self._num_admissions += 1
         self._ratio = max(_MIN_RATIO, self._ratio - _RATIO_DECAY)
-        blocked: list[tuple[tuple[int, int], RequestState]] = []
-        budget -= sum(
-            int(self._table.num_tokens[row] - self._table.launched[row]) for row in self.running
-        )
-        while budget > 0 and self._table.num_free and self._waiting:
-            entry = heapq.heappop(self._waiting)
-            request = entry[1]
-            if request.terminal is not None:
-                continue
-            if not self._try_admit(request):
-                blocked.append(entry)
-                if len(blocked) >= _SCAN_LIMIT or request.skipped >= _SKIP_LIMIT:
+        if not self.num_waiting or not self._table.num_free:
+            return admitted
+        table, rows = self._table, np.fromiter(self.running, np.int64, len(self.running))
+        budget -= int((table.num_tokens[rows] - table.launched[rows]).sum())
+        claimed = self._claimed_pages(rows)
+        while budget > 0 and table.num_free:
+            request = self._waiting.take()
+            if request is None:
+                break
+            if not self._try_admit(request, claimed):
+                if not self._waiting.note_blocked(request):
                     break
                 continue
             admitted.append(request)
-            for _, overtaken in blocked:
-                overtaken.skipped += 1
-            budget -= int(self._table.num_tokens[request.row] - self._table.launched[request.row])
-        for entry in blocked:
-            heapq.heappush(self._waiting, entry)
+            self._waiting.note_admitted(request)
+            row = request.row
+            budget -= int(table.num_tokens[row] - table.launched[row])
+            claimed += self._cache.pages_for(int(table.num_tokens[row])) - int(table.num_pages[row])
+        self._waiting.put_back()
         return admitted
 
     def chunks(self, budget: int) -> list[Chunk]:
@@ -120,11 +129,15 @@ class PrefillManager:
             chunks.append(Chunk(request, start, length, is_last=start + length == known))
         return chunks
 
-    def _try_admit(self, request: RequestState) -> bool:
-        """Give a row, the cached prefix and the right to pages; undone if pages do not suffice."""
+    def _try_admit(self, request: RequestState, claimed: int) -> bool:
+        """Give a row, the cached prefix and the right to pages; undone if pages do not suffice.
+
+        Args:
+            request: a waiting one.
+            claimed: pages that admitted requests will still ask for.
+        """
         cache, table = self._cache, self._table
         alone = not self.running and not len(self._decode)
-        claimed = 0 if alone else self._claimed_pages()
         short = request.min_pages + claimed > cache.num_available
         if short and not alone and self._num_admissions % _RETRY_EVERY:
             return False
@@ -141,15 +154,27 @@ class PrefillManager:
         if request.first_launch is None:
             request.first_launch = time.monotonic()
             request.num_cached_tokens = cached
+            self.num_queried_tokens += known
+            self.num_cached_tokens += cached
         self.running[row] = request
         self.num_waiting -= 1
         return True
 
-    def _claimed_pages(self) -> int:
-        """Pages that admitted requests will still ask for: prompts in full, outputs by estimate."""
-        table, cache = self._table, self._cache
-        prompts = sum(
-            cache.pages_for(int(table.num_tokens[row])) - int(table.num_pages[row])
-            for row in self.running
-        )
+    def _cached_tokens(self, request: RequestState) -> int:
+        """Return what the prefix cache holds of a waiting request, as of a few steps ago."""
+        if request.matched_at < 0 or self._num_admissions - request.matched_at >= _RETRY_EVERY:
+            match = self._cache.prefix_cache.match(request.saved_tokens, request.cache_salt)
+            request.matched_tokens = len(match.pages) * self._cache.page_size
+            request.matched_at = self._num_admissions
+        return request.matched_tokens
+
+    def _claimed_pages(self, rows: npt.NDArray[np.int64]) -> int:
+        """Pages that admitted requests will still ask for: prompts in full, outputs by estimate.
+
+        Args:
+            rows: int64: those of ``running``.
+        """
+        table, page_size = self._table, self._cache.page_size
+        pages = (table.num_tokens[rows] + page_size - 1) // page_size
+        prompts = int((pages - table.num_pages[rows]).sum())
         return prompts + self._decode.growth_estimate(self._ratio)

@@ -1,6 +1,6 @@
 """A request's life inside the scheduler."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +8,10 @@ import numpy.typing as npt
 from minisgl.kvcache.interface import CacheHandle
 from minisgl.message import Failure
 from minisgl.request import FinishReason, SamplingParams
+
+
+def _no_gaps() -> npt.NDArray[np.float32]:
+    return np.empty(0, dtype=np.float32)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -23,6 +27,7 @@ class RequestState:
         order: counts accepted requests up: the age that admission and retraction go by.
         params: what the user asked for.
         priority: a higher number is served earlier and retracted later.
+        cache_salt: requests with another one share no cached prefix with this one.
         seed: of the request's noise; drawn once, so that a retraction changes nothing.
         num_prompt_tokens: tokens that the user sent.
         max_total_tokens: prompt and output together never exceed it.
@@ -39,15 +44,20 @@ class RequestState:
         num_output_tokens: set with ``terminal``: tokens of the final output.
         skipped: how often a later request was admitted before it.
         first_launch, first_token: times.
+        last_token, saved_gaps: what ``TokenTimes`` keeps while the request has no row: the time of
+            its newest token, and float32 seconds between its tokens.
         num_retractions: how often it lost its row.
         announced: the detokenizer knows it.
         min_pages: pages that its last failed admission asked for.
+        matched_tokens, matched_at: what the prefix cache held of it at which pass of admission, -1
+            if it was not looked up; for longest prefix first.
     """
 
     uid: int
     order: int
     params: SamplingParams
     priority: int
+    cache_salt: str | None = None
     seed: int
     num_prompt_tokens: int
     max_total_tokens: int
@@ -68,6 +78,10 @@ class RequestState:
     num_retractions: int = 0
     announced: bool = False
     min_pages: int = 0
+    matched_tokens: int = 0
+    matched_at: int = -1
+    last_token: float = 0.0
+    saved_gaps: npt.NDArray[np.float32] = field(default_factory=_no_gaps)
 
     @property
     def admission_key(self) -> tuple[int, int]:

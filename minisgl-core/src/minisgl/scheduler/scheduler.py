@@ -33,11 +33,14 @@ from minisgl.scheduler.early_aborts import EarlyAborts
 from minisgl.scheduler.interfaces import Observers, StepEngine
 from minisgl.scheduler.launch import LaunchBuilder, LaunchedStep
 from minisgl.scheduler.output import OutputCollector
+from minisgl.scheduler.policy import PolicyName, make_policy
 from minisgl.scheduler.prefill import PrefillManager
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.stats import request_stats, step_stats
 from minisgl.scheduler.table import TableManager
+from minisgl.scheduler.token_times import TokenTimes
 from minisgl.scheduler.transport import Transport
+from minisgl.scheduler.waiting import OrderName
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class Scheduler:
             the decode rows plus one page.
         overlap: process the previous step's result while the current one runs.
         mixed: put decode rows and prompt chunks into one launch.
+        policy: how a step is shared between decode rows and prompts.
+        order: of admission, within a priority.
         seed: of the noise of requests that bring no seed.
         observers: told about finished steps and requests.
     """
@@ -74,26 +79,36 @@ class Scheduler:
         max_step_tokens: int,
         overlap: bool,
         mixed: bool,
+        policy: PolicyName = "decode-first",
+        order: OrderName = "fcfs",
         seed: int = 0,
         observers: Observers | None = None,
     ) -> None:
         info = self.info = engine.info
         self._engine = engine
         self._transport = transport
-        self._max_step_tokens = max_step_tokens
+        self._policy = make_policy(policy, max_step_tokens, info.page_size)
         self._overlap = overlap
         self._observers = observers
         self._random = np.random.default_rng(seed)
         self.table = TableManager(info.max_running_requests, info.max_seq_len, info.page_size)
         self.cache = CacheManager(info.num_pages, info.page_size, prefix_cache, self.table)
         self._decode = DecodeManager(self.table, info.page_size)
-        self._prefill = PrefillManager(self.table, self.cache, self._decode)
+        self._prefill = PrefillManager(self.table, self.cache, self._decode, order)
         self._launches = LaunchBuilder(
             self.table, self.cache, self._decode, info.eos_token_ids, mixed=mixed
         )
         self._output = OutputCollector()
+        self._times: TokenTimes | None = None
+        if observers is not None and observers.has_request_observers:
+            self._times = TokenTimes(info.max_running_requests, info.max_seq_len)
         self._committer = Committer(
-            self.table, self.cache, self._output, info.vocab_size, info.eos_token_ids
+            self.table,
+            self.cache,
+            self._output,
+            info.vocab_size,
+            info.eos_token_ids,
+            times=self._times,
         )
         self._requests: dict[int, RequestState] = {}
         self._leaving: list[RequestState] = []
@@ -213,6 +228,7 @@ class Scheduler:
             order=self._num_accepted,
             params=params,
             priority=message.priority,
+            cache_salt=message.cache_salt,
             seed=int(self._random.integers(2**63)) if seed is None else seed,
             num_prompt_tokens=len(message.prompt),
             max_total_tokens=max_total,
@@ -251,14 +267,22 @@ class Scheduler:
         """Choose rows and chunks, and launch them; ``None`` if there is nothing to run."""
         began = time.perf_counter()
         self._make_room_for_decode()
-        budget = max(self._max_step_tokens - len(self._decode), self.info.page_size)
-        self._added.extend(self._prefill.admit(budget))
+        num_prompts = self._prefill.num_waiting + len(self._prefill.running)
+        budget = self._policy.prefill_budget(len(self._decode), num_prompts)
+        admitted = self._prefill.admit(budget)
+        self._added.extend(admitted)
+        if self._times is not None:
+            for request in admitted:
+                self._times.open(request)
         self._make_room_for_oldest_prompt()
-        chunks = self._prefill.chunks(budget)
-        if not chunks and not len(self._decode):
+        chunks, num_decode = self._prefill.chunks(budget), len(self._decode)
+        if not chunks and not num_decode:
             return None
         step = self._launches.build(
-            self._take_added(), chunks, run_decode=True, num_ended=self._num_ended
+            self._take_added(),
+            chunks,
+            run_decode=self._policy.runs_decode(num_decode, len(chunks)),
+            num_ended=self._num_ended,
         )
         for chunk in chunks:
             if chunk.is_last:
@@ -379,8 +403,8 @@ class Scheduler:
                 step_stats(
                     step.plan,
                     self.cache,
+                    self._prefill,
                     num_running=self.num_running,
-                    num_waiting=self.num_waiting,
                     num_retracted=self.num_retractions,
                     host_s=step.host_s + time.perf_counter() - began,
                 )
@@ -426,8 +450,9 @@ class Scheduler:
                 self._decode.discard(request.row)
                 self._leaving.append(request)
         self._output.finish(request)
-        if self._observers is not None:
-            self._observers.request_finished(request_stats(request))
+        if self._observers is not None and self._times is not None:
+            gaps = self._times.of(request, request.num_output_tokens)
+            self._observers.request_finished(request_stats(request, gaps))
 
     def _settle(self) -> None:
         """Take back rows and pages of leaving requests of which nothing is in flight."""
@@ -439,6 +464,9 @@ class Scheduler:
                 still_flying.append(request)
                 continue
             self.cache.release(request)
+            if self._times is not None and request.terminal is None:
+                num_tokens = int(self.table.num_tokens[request.row])
+                self._times.close(request, num_tokens - request.num_prompt_tokens)
             self.table.give_back(request)
             if request.terminal is None:
                 request.retracting = False

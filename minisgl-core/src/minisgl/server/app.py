@@ -211,7 +211,13 @@ async def _respond(
     The stream's status line waits for the first reply, so that a refusal is still a 400.
     """
     params: SamplingParams = asked.sampling_params()
-    generation = client.generate(prompts, params, priority=asked.priority, **chat_options)
+    generation = client.generate(
+        prompts,
+        params,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+        **chat_options,
+    )
     streaming = False
     try:
         if not asked.stream:

@@ -179,6 +179,7 @@ class EngineClient:
         params: SamplingParams,
         *,
         priority: int = 0,
+        cache_salt: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> Generation:
@@ -200,6 +201,7 @@ class EngineClient:
                     prompt,
                     params,
                     priority=priority,
+                    cache_salt=cache_salt,
                     template_kwargs=dict(template_kwargs or {}),
                     add_generation_prompt=add_generation_prompt,
                 )

@@ -13,7 +13,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minisgl.errors import RequestError, nearest
-from minisgl.request import SamplingParams
+from minisgl.request import MAX_CACHE_SALT, MAX_PRIORITY, SamplingParams
 from minisgl.server.client import Prompt
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,10 @@ class GenerationRequest(BaseModel):
     skip_special_tokens: bool = True
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: int = 0
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """A higher number is served earlier, and retracted later when the KV pool is full."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+    """Only requests with the same one share cached prefixes."""
 
     @property
     def include_usage(self) -> bool:

@@ -141,6 +141,16 @@ class SchedulerSettings(Section):
     max_prefill_tokens: int = Field(
         2048, ge=1, description="Token budget of a step; longer prompts are computed in chunks."
     )
+    policy: Literal["decode-first", "prefill-first"] = Field(
+        "decode-first",
+        description="Who gets a step: decode-first lets no running request wait; prefill-first"
+        " lets them wait up to 8 steps for prompts, for the most tokens a second offline.",
+    )
+    order: Literal["fcfs", "longest-prefix"] = Field(
+        "fcfs",
+        description="Order of admission within a priority: fcfs is by age; longest-prefix takes,"
+        " of the first 8, the one of which the prefix cache holds most.",
+    )
     overlap: Literal["auto", "on", "off"] = Field(
         "auto", description="Prepare the next step while the device runs this one."
     )

@@ -92,6 +92,8 @@ FLAT_NAMES: tuple[FlatName, ...] = (
             "max-extend-tokens",
         ),
     ),
+    FlatName(name="scheduler-policy", setting="scheduler.policy"),
+    FlatName(name="scheduler-order", setting="scheduler.order"),
     FlatName(
         name="tensor-parallel-size",
         setting="parallel.tensor_parallel_size",

@@ -139,6 +139,7 @@ def tokenize(encoder: PromptEncoder, request: TokenizeRequest) -> GenerateReques
         np.asarray(token_ids, dtype="<i4").tobytes(),
         request.params,
         priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 
