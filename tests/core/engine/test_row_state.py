@@ -27,7 +27,7 @@ def test_device_and_mirror_advance_alike(set_up: dict[str, object], schedule: li
         words = stager.stage(plan)
         replay.apply([words])
         launches = mirror.apply(plan)
-        chunks = state.apply(words, PlanLayout.of(words), has_order=plan.decode_rows is not None)
+        chunks = state.apply(words, PlanLayout.of(words))
         positions: dict[int, list[int]] = {}
         for launch in launches:
             batch = build_batch(launch, chunks, state)

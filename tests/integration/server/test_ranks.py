@@ -3,9 +3,7 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import httpx
 import pytest
 
 from minisgl import LLM, SamplingParams
-from support.server_process import descendants, free_port, session_members, wait_for
+from support.server_process import ServerProcess, descendants, running_server, wait_for
 from support.tiny_models import write_tiny_model
 
 pytestmark = [
@@ -26,126 +24,61 @@ PROMPTS = [[(7 * n + 3 * k) % 250 + 5 for k in range(5 + 9 * n)] for n in range(
 TIMEOUT = 3
 
 
-class TwoRankServer:
-    """``minisgl serve --tp 2``, its output in a file, its sockets in a folder of its own."""
-
-    def __init__(self, model: Path, log: Path) -> None:
-        self.log = log
-        self.temporary = Path(tempfile.mkdtemp(prefix="ranks"))
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        flags = ["--model", str(model), "--port", str(port), "--tp", "2", "--num-pages", "64"]
-        flags += ["--set", f"parallel.timeout={TIMEOUT}"]
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "minisgl", "serve", *flags],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)},
-                start_new_session=True,
-            )
-
-    def wait_ready(self) -> None:
-        def ready() -> bool:
-            assert self.process.poll() is None, self.log.read_text()
-            return httpx.get(f"{self.url}/health").status_code == 200
-
-        wait_for(ready, "the server", seconds=120)
-
-    def rank_pid(self) -> int:
-        [pid] = [
-            grandchild
-            for child in descendants(self.process.pid)
-            for grandchild in descendants(child)
-            if b"rank_process" in Path(f"/proc/{grandchild}/cmdline").read_bytes()
-        ]
-        return pid
-
-    def ask(self, prompt: list[int], **fields: object) -> httpx.Response:
-        body = {"prompt": prompt, "temperature": 0, "max_tokens": 20, **fields}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=120)
-
-    def assert_nothing_left(self) -> None:
-        wait_for(lambda: not session_members(self.process.pid), "the end of all processes", 5)
-        assert list(self.temporary.iterdir()) == []
-
-
 @contextlib.contextmanager
-def serving(model: Path, log: Path) -> Iterator[TwoRankServer]:
-    server = TwoRankServer(model, log)
-    try:
-        server.wait_ready()
+def serving(model: Path, workspace: Path) -> Iterator[ServerProcess]:
+    parallel = {"tensor_parallel_size": 2, "timeout": TIMEOUT}
+    # 259 tokens are what the light tokenizer of these servers can name.
+    with running_server(
+        model, workspace, real_engine=True, parallel=parallel, cache={"num_pages": 64}
+    ) as server:
+        wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200, "the server", 120)
         yield server
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.process.pid, signal.SIGKILL)
-        server.process.wait()
-        with contextlib.suppress(OSError):
-            server.temporary.rmdir()
+
+
+def rank_pid(server: ServerProcess) -> int:
+    children = descendants(server.children()["scheduler"])
+    [pid] = [n for n in children if b"rank_process" in Path(f"/proc/{n}/cmdline").read_bytes()]
+    return pid
+
+
+def ask(server: ServerProcess, prompt: list[int], **fields: object) -> httpx.Response:
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 20, **fields}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+
+
+def assert_nothing_left(server: ServerProcess) -> None:
+    wait_for(lambda: not server.left_over(), "the end of all processes and files", 5)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "qwen3", "Qwen3ForCausalLM")
+    folder = tmp_path_factory.mktemp("tiny") / "qwen3"
+    return write_tiny_model(folder, "Qwen3ForCausalLM", vocab_size=259)
 
 
 def test_answers_equal_those_of_one_rank_and_the_stop_is_clean(tiny: Path, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20)
     with LLM(str(tiny), progress=False) as llm:
-        params = SamplingParams(temperature=0, max_tokens=20)
-        expected = [result.text for result in llm.generate(PROMPTS, params, progress=False)]
-    with serving(tiny, tmp_path / "log") as server:
-        texts = [""] * len(PROMPTS)
+        expected = llm.generate(PROMPTS, params, progress=False)
+    with serving(tiny, tmp_path) as server:
+        answers: dict[int, httpx.Response] = {}
 
         def work(n: int) -> None:
-            texts[n] = server.ask(PROMPTS[n]).json()["choices"][0]["text"]
+            answers[n] = ask(server, PROMPTS[n])
 
         threads = [threading.Thread(target=work, args=(n,)) for n in range(len(PROMPTS))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert texts == expected
+        for n, result in enumerate(expected):
+            answer = answers[n].json()
+            assert answer["choices"][0]["finish_reason"] == result.finish_reason
+            assert answer["usage"]["completion_tokens"] == len(result.token_ids)
+            assert answer["choices"][0]["text"] == text_of(result.token_ids)
         # A Ctrl-C strikes every process of the group; ranks leave it to the supervisor.
         os.killpg(server.process.pid, signal.SIGINT)
-        assert server.process.wait(30) == 0
-        output = server.log.read_text()
-        assert "Traceback" not in output
-        assert "did not stop" not in output
-        server.assert_nothing_left()
-
-
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "generating"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_the_server_and_every_open_request(
-    tiny: Path, tmp_path: Path, number: signal.Signals, busy: bool
-) -> None:
-    with serving(tiny, tmp_path / "log") as server:
-        pid = server.rank_pid()
-        answers: list[httpx.Response] = []
-
-        def generate() -> None:
-            # Each request goes on to the end of the context, and the next one follows.
-            while not answers or answers[-1].status_code == 200:
-                answers.append(server.ask([5, 6, 7], max_tokens=400, ignore_eos=True))
-
-        client = threading.Thread(target=generate)
-        if busy:
-            client.start()
-            wait_for(lambda: httpx.get(f"{server.url}/health").json()["num_running"], "a request")
-        os.kill(pid, number)
-        assert server.process.wait(TIMEOUT + 20) == 7
-        output = server.log.read_text()
-        [line] = [line for line in output.splitlines() if "error:" in line]
-        assert "the scheduler process (pid " in line
-        assert "ended with exit code 7" in line
-        assert f"rank 1 (pid {pid}) " in line
-        if number is signal.SIGKILL:
-            assert "was killed by SIGKILL" in line
-        else:
-            assert ("for 3 s" if busy else "no sign of life for 3.") in line
-        assert "Traceback" not in output
-        server.assert_nothing_left()
-        if busy:
-            client.join(10)
-            assert answers[-1].status_code == 500
-            assert f"rank 1 (pid {pid})" in answers[-1].json()["error"]["message"]
+        assert server.wait(30) == 0
+        assert "Traceback" not in server.stderr
+        assert "did not stop" not in server.stderr
+        assert_nothing_left(server)

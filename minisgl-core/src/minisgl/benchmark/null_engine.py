@@ -8,7 +8,6 @@ import numpy.typing as npt
 from minisgl.engine.host_mirror import HostMirror
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan, IntArray
-from minisgl.engine.plan_codec import decode_plan
 from minisgl.engine.staging import PlanStager
 
 VOCAB_SIZE = 151_936
@@ -67,7 +66,7 @@ class NullEngine:
         """Do the host's part of a step."""
         self.launched_at = time.perf_counter()
         words = self._stager.stage(plan)
-        launches = self._mirror.apply(decode_plan(words))
+        launches = self._mirror.apply(plan)
         num_sampled = sum(len(launch.sampled_rows) for launch in launches)
         self.staged.append(words.copy())  # the copy to the device
         result = NullResult(self._tokens[plan.number % 7, :num_sampled])

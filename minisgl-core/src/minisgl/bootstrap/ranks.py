@@ -9,7 +9,7 @@ from minisgl.bootstrap.engine import Site, build_engine, survey
 from minisgl.distributed.rank_group import RankGroup
 from minisgl.distributed.rank_process import RankLink
 from minisgl.engine.parallel import DigestKeeper, ParallelEngine
-from minisgl.engine.plan_codec import plan_number
+from minisgl.engine.plan_codec import PlanLayout
 from minisgl.errors import EngineLostError
 from minisgl.plugins.host import Fingerprint, PluginHost, load_plugins
 from minisgl.settings import Settings, configure_logging
@@ -81,7 +81,7 @@ def serve_rank(link: RankLink) -> None:
     keeper = DigestKeeper(link.progress)
     for frame in link.plans():
         words = np.frombuffer(frame, dtype=np.int32)
-        number = plan_number(words)
+        number = PlanLayout.of(words).number
         keeper.begin(number, words)
         keeper.finish(number, engine.forward_packed(words).tokens())
 

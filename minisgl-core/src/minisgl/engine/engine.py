@@ -74,7 +74,8 @@ class Engine:
             Exception: whatever the model or a backend raises; the row state is consistent then
                 (the plan is applied), and the step's tokens do not exist.
         """
-        return self.forward_packed(self._stager.stage(plan))
+        words = self._stager.stage(plan)
+        return self._forward(plan, words, PlanLayout.of(words))
 
     def forward_packed(self, words: IntArray) -> StepHandle:
         """Do the same for a plan that is packed already, as another rank sent it.
@@ -82,14 +83,15 @@ class Engine:
         Args:
             words: int32; left as they are until the step's tokens have been read.
         """
-        plan = decode_plan(words)
+        layout = PlanLayout.of(words)
+        return self._forward(decode_plan(words, layout), words, layout)
+
+    def _forward(self, plan: BatchPlan, words: IntArray, layout: PlanLayout) -> StepHandle:
         assert plan.number == self._next_plan, "plans are applied in order, each once"
         self._next_plan += 1
         with torch.inference_mode():
             launches = self._mirror.apply(plan)
-            chunks = self._state.apply(
-                words, PlanLayout.of(words), has_order=plan.decode_rows is not None
-            )
+            chunks = self._state.apply(words, layout)
             slot = plan.number % 2
             # All lengths advance before anything can fail: the state stays that of the plan.
             batches = [build_batch(launch, chunks, self._state) for launch in launches]

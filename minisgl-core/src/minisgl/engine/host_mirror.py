@@ -14,7 +14,7 @@ from minisgl.engine.plan import BatchPlan, IntArray
 RowArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Launch:
     """One forward pass: ``R`` rows, decode rows first.
 

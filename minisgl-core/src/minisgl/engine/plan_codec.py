@@ -5,35 +5,29 @@ section), then the sections one after the other: added rows, bans, table writes,
 chunks, token ids. One copy brings all of it to a device, where every section is a slice.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from struct import Struct
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from minisgl.engine.plan import (
-    CHUNK,
-    NO_BANS,
-    NO_CHUNKS,
-    NO_PARAMS,
-    NO_TOKENS,
-    NO_WRITES,
-    ROW_PARAMS,
-    BatchPlan,
-    IntArray,
-)
+from minisgl.engine.plan import CHUNK, ROW_PARAMS, BatchPlan, IntArray
 
 HEADER_WORDS: Final = 10
 PARAM_WORDS: Final = ROW_PARAMS.itemsize // 4
 CHUNK_WORDS: Final = CHUNK.itemsize // 4
 
+_HEADER: Final = Struct(f"={HEADER_WORDS}i")
 _HAS_ORDER: Final = 1
 _MIXED: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class PlanLayout:
-    """Where the sections of a packed plan lie, in words."""
+class PlanLayout(NamedTuple):
+    """The header of a packed plan, and where its sections lie, in words."""
 
+    number: int
+    has_order: bool
+    mixed: bool
+    num_decode_rows: int
     added: slice
     bans: slice
     table_writes: slice
@@ -44,16 +38,26 @@ class PlanLayout:
     @classmethod
     def of(cls, words: IntArray) -> "PlanLayout":
         """Read the header of a packed plan."""
-        _, _, _, added, bans, writes, order, chunks, tokens, _ = words[:HEADER_WORDS].tolist()
+        low, high, flags, added, bans, writes, order, chunks, tokens, num_decode = (
+            _HEADER.unpack_from(words.data)
+        )
         a = HEADER_WORDS + added * PARAM_WORDS
         b = a + bans * 2
         c = b + writes * 3
         d = c + order
         e = d + chunks * CHUNK_WORDS
         return cls(
-            slice(HEADER_WORDS, a), slice(a, b), slice(b, c), slice(c, d), slice(d, e),
+            high << 31 | low,
+            bool(flags & _HAS_ORDER),
+            bool(flags & _MIXED),
+            num_decode,
+            slice(HEADER_WORDS, a),
+            slice(a, b),
+            slice(b, c),
+            slice(c, d),
+            slice(d, e),
             slice(e, e + tokens),
-        )  # fmt: skip
+        )
 
 
 def plan_words(plan: BatchPlan) -> int:
@@ -76,7 +80,9 @@ def encode_plan(plan: BatchPlan, words: IntArray) -> int:
     """
     order = plan.decode_rows
     num_order = 0 if order is None else len(order)
-    words[:HEADER_WORDS] = (
+    _HEADER.pack_into(
+        words.data,
+        0,
         plan.number & 0x7FFFFFFF,
         plan.number >> 31,
         (0 if order is None else _HAS_ORDER) | (_MIXED if plan.mixed else 0),
@@ -97,25 +103,22 @@ def encode_plan(plan: BatchPlan, words: IntArray) -> int:
     return used
 
 
-def plan_number(words: IntArray) -> int:
-    """Return the number of the plan in ``words``, from its header alone."""
-    return int(words[1]) << 31 | int(words[0])
+def decode_plan(words: IntArray, layout: PlanLayout | None = None) -> BatchPlan:
+    """Return the plan in ``words``; its arrays are views of them.
 
-
-def decode_plan(words: IntArray) -> BatchPlan:
-    """Return the plan in ``words``; its arrays are views of them."""
-    low, high, flags, added, bans, writes, _, chunks, tokens, num_decode = words[
-        :HEADER_WORDS
-    ].tolist()
-    at = PlanLayout.of(words)
+    Args:
+        words: int32, packed by ``encode_plan``.
+        layout: of ``words``, if it has been read already.
+    """
+    at = layout or PlanLayout.of(words)
     return BatchPlan(
-        number=high << 31 | low,
-        added=words[at.added].view(ROW_PARAMS) if added else NO_PARAMS,
-        bans=words[at.bans].reshape(-1, 2) if bans else NO_BANS,
-        table_writes=words[at.table_writes].reshape(-1, 3) if writes else NO_WRITES,
-        decode_rows=words[at.decode_rows] if flags & _HAS_ORDER else None,
-        num_decode_rows=num_decode,
-        chunks=words[at.chunks].view(CHUNK) if chunks else NO_CHUNKS,
-        token_ids=words[at.token_ids] if tokens else NO_TOKENS,
-        mixed=bool(flags & _MIXED),
+        number=at.number,
+        added=words[at.added].view(ROW_PARAMS),
+        bans=words[at.bans].reshape(-1, 2),
+        table_writes=words[at.table_writes].reshape(-1, 3),
+        decode_rows=words[at.decode_rows] if at.has_order else None,
+        num_decode_rows=at.num_decode_rows,
+        chunks=words[at.chunks].view(CHUNK),
+        token_ids=words[at.token_ids],
+        mixed=at.mixed,
     )

@@ -40,7 +40,7 @@ class RowState:
         self.top_k = torch.zeros(rows, dtype=torch.int64, device=device)
         self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
 
-    def apply(self, words: IntArray, layout: PlanLayout, *, has_order: bool) -> "DeviceChunks":
+    def apply(self, words: IntArray, layout: PlanLayout) -> "DeviceChunks":
         """Bring a packed plan to the device in one copy and write its rows, pages and order.
 
         Returns the plan's chunks, which lie on the device now.
@@ -51,7 +51,7 @@ class RowState:
             self.page_table[rows.long(), columns.long()] = pages
         if layout.added.stop > layout.added.start:
             self._add(staged[layout.added].view(-1, PARAM_WORDS))
-        if has_order:
+        if layout.has_order:
             self.decode_rows = staged[layout.decode_rows].long()
         chunks = staged[layout.chunks].view(-1, CHUNK_WORDS).long()
         return DeviceChunks(chunks[:, 0], chunks[:, 1], chunks[:, 2], staged[layout.token_ids])

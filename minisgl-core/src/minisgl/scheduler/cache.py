@@ -11,6 +11,10 @@ from minisgl.scheduler.free_pages import FreePages
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
 
+_EVICT_SHARE, _MAX_EVICT_AHEAD = 256, 256
+"""With a full pool every step would evict a few pages: this share of all is evicted along with
+them, so that the steps that follow find free ones."""
+
 
 class CacheManager:
     """Owns every page of the pool except the dummy page 0.
@@ -34,6 +38,7 @@ class CacheManager:
         self._table = table
         self._free = FreePages(num_pages)
         self._writes: list[IntArray] = []
+        self._evict_ahead = min(num_pages // _EVICT_SHARE, _MAX_EVICT_AHEAD)
 
     @property
     def num_free(self) -> int:
@@ -150,7 +155,8 @@ class CacheManager:
     def _allocate(self, num_pages: int) -> PageArray:
         missing = num_pages - len(self._free)
         if missing > 0:
-            self._free.give_back(np.array(self.prefix_cache.evict(missing), dtype=np.int32))
+            evicted = self.prefix_cache.evict(missing + self._evict_ahead)
+            self._free.give_back(np.array(evicted, dtype=np.int32))
         return self._free.take(num_pages)
 
     def _write_front(self, row: int, first_column: int, pages: PageArray) -> None:

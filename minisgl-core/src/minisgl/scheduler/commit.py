@@ -1,7 +1,7 @@
 """From a step's sampled tokens to committed state: what each request now has, and which end."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -63,15 +63,14 @@ class Committer:
         endings: list[Ending] = []
         if step.decode is not None:
             is_live = num_ended == step.num_ended
-            decoded = self._commit_decode(step, step.decode, tokens[:num_decode], all_live=is_live)
-            endings.extend(decoded)
+            endings = self._commit_decode(step, step.decode, tokens[:num_decode], all_live=is_live)
         if step.chunks:
-            endings.extend(self._commit_chunks(step, tokens[num_decode:].tolist()))
+            endings += self._commit_chunks(step, tokens[num_decode:].tolist())
         return endings
 
     def _commit_decode(
         self, step: LaunchedStep, decode: DecodeSet, tokens: TokenArray, *, all_live: bool
-    ) -> Iterator[Ending]:
+    ) -> list[Ending]:
         table, rows, ends = self._table, decode.rows, step.ends
         table.tokens[rows, ends] = tokens
         table.committed[rows] = ends
@@ -86,8 +85,7 @@ class Committer:
             live = table.live[rows]
             self._output.add(decode.uids[live].astype("<i8").tobytes(), tokens[live])
             places = {place: reason for place, reason in places.items() if live[place]}
-        for place, reason in sorted(places.items()):
-            yield table.owner(int(rows[place])), reason
+        return [(table.owner(int(rows[place])), reason) for place, reason in sorted(places.items())]
 
     def _ending_places(
         self, decode: DecodeSet, tokens: TokenArray, last: RowArray | None
@@ -105,7 +103,7 @@ class Committer:
             places.update(dict.fromkeys(decode.watched[hit].tolist(), FinishReason.STOP))
         return places
 
-    def _commit_chunks(self, step: LaunchedStep, tokens: list[int]) -> Iterator[Ending]:
+    def _commit_chunks(self, step: LaunchedStep, tokens: list[int]) -> list[Ending]:
         """Commit prompt chunks; ``tokens`` are those of the last chunks among them."""
         table, sampled = self._table, iter(tokens)
         uids, new_tokens, endings = [], [], []
@@ -134,7 +132,7 @@ class Committer:
             self._output.add(
                 np.array(uids, dtype="<i8").tobytes(), np.array(new_tokens, dtype=np.int32)
             )
-        yield from endings
+        return endings
 
     def _reason_to_end(
         self, request: RequestState, token: int, num_tokens: int
