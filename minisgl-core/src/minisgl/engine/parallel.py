@@ -87,7 +87,7 @@ class ParallelEngine:
         self._keeper.begin(plan.number, words)
         self._group.send(words.data.cast("B"))
         try:
-            local = self._engine.forward_packed(words)
+            local = self._engine.forward_packed(words, plan)
         except Exception as error:
             raise self._group.explain(error, f"step {plan.number}") from error
         return ParallelStepHandle(self, plan.number, local)
