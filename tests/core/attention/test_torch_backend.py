@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.attention.batch import Batch
@@ -71,7 +71,6 @@ def naive(
     soft_cap=st.sampled_from([None, None, 2.0]),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=150, deadline=None)
 def test_any_mixed_batch_equals_attention_written_out(
     page_size: int,
     group: int,

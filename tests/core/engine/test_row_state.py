@@ -2,9 +2,7 @@
 
 import numpy as np
 import torch
-from core.scheduler.test_invariants import Ask, asks, run, set_ups
 from hypothesis import given
-from hypothesis import strategies as st
 
 from minisgl.benchmark.plan_replay import PlanReplay
 from minisgl.engine.batch_builder import build_batch
@@ -12,9 +10,10 @@ from minisgl.engine.host_mirror import HostMirror
 from minisgl.engine.plan_codec import PlanLayout
 from minisgl.engine.row_state import RowState
 from minisgl.engine.staging import PlanStager
+from support.schedules import Ask, run, schedules, set_ups
 
 
-@given(set_ups(), st.lists(asks(with_aborts=True), min_size=1, max_size=6))
+@given(set_ups(), schedules(with_aborts=True, max_size=6))
 def test_device_and_mirror_advance_alike(set_up: dict[str, object], schedule: list[Ask]) -> None:
     """Catches: a row whose length is taken over from its last owner, an order sent too late."""
     harness = run(set_up, schedule)

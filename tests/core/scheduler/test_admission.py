@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.errors import RequestError
@@ -25,7 +25,6 @@ def pools(draw: st.DrawFn) -> dict[str, int]:
 
 
 @given(pools(), st.data(), st.booleans(), st.sampled_from(["radix", "naive"]))
-@settings(deadline=None)
 def test_a_request_is_refused_exactly_if_the_empty_server_could_not_serve_it(
     pool: dict[str, int], data: st.DataObject, overlap: bool, cache: str
 ) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from minisgl.request import SamplingParams
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.waiting import SKIP_LIMIT, WINDOW, WaitingQueue
+from support.examples import scaled
 from support.fake_engine import generate
 from support.scheduling import Harness
 
@@ -31,7 +32,6 @@ def admissions(harness: Harness) -> list[int]:
 
 
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=20), st.sampled_from([1, 3]))
-@settings(deadline=None)
 def test_priority_then_age_orders_admission(priorities: list[int], rows: int) -> None:
     """Catches: a queue by age alone, a low number taken for the high priority."""
     harness = Harness(rows=rows, num_pages=200, budget=1)
@@ -90,7 +90,7 @@ def test_longest_prefix_looks_at_a_bounded_window() -> None:
 
 
 @given(st.data(), st.sampled_from(["fcfs", "longest-prefix"]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=scaled(40))  # an example is some hundred steps
 def test_invariant_15_overtaking_is_bounded(data: st.DataObject, order: str) -> None:
     """However attractive the newcomers, and whatever fits, no request is overtaken for ever.
 
@@ -145,7 +145,6 @@ def test_an_aged_request_that_does_not_fit_holds_the_queue() -> None:
     ),
     st.integers(0, 20),
 )
-@settings(deadline=None)
 def test_retraction_takes_the_lowest_priority_then_the_newest_never_the_oldest(
     asks: list[tuple[int, int, int]], extra_pages: int
 ) -> None:

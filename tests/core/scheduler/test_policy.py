@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.scheduler.policy import MAX_PAUSE, DecodeFirst, PolicyName, PrefillFirst, make_policy
+from support.examples import scaled
 from support.fake_engine import generate
 from support.scheduling import Harness
 
@@ -86,7 +87,7 @@ def test_prefill_first_makes_larger_decode_batches_out_of_the_same_work() -> Non
     order=st.sampled_from(["fcfs", "longest-prefix"]),
     overlap=st.booleans(),
 )
-@settings(deadline=None)
+@settings(max_examples=scaled(50))  # an example is 120 steps
 def test_invariant_15_both_sides_go_on_under_endless_arrivals(
     page_size: int, rows: int, budget: int, policy: PolicyName, order: str, overlap: bool
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.message import StopFound
@@ -60,7 +60,6 @@ def test_a_request_that_never_ran_has_no_times() -> None:
 
 
 @given(st.integers(0, 12), st.integers(0, 4), st.booleans())
-@settings(deadline=None)
 def test_tokens_past_a_stop_string_are_in_no_statistics(
     cut: int, late_by: int, overlap: bool
 ) -> None:
@@ -82,7 +81,6 @@ def test_tokens_past_a_stop_string_are_in_no_statistics(
     st.integers(0, 20),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
 def test_inter_token_times_are_those_that_clients_see(
     asks: list[tuple[int, int]], extra_pages: int, overlap: bool
 ) -> None:

@@ -1,6 +1,6 @@
 """Requests with different cache salts share no page, whatever else happens."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.fake_engine import generate
@@ -17,7 +17,6 @@ from support.scheduling import Harness
     order=st.sampled_from(["fcfs", "longest-prefix"]),
     extra_pages=st.integers(0, 60),
 )
-@settings(deadline=None)
 def test_tenants_share_no_page_and_get_their_tokens(
     page_size: int, asks: list[tuple[str | None, int, int]], order: str, extra_pages: int
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.server.app import MAX_BODY_BYTES
+from support.examples import scaled
 from support.fake_scheduler import MAX_SEQ_LEN
 from support.in_process_engine import MODEL, Served, served
 
@@ -250,7 +251,7 @@ def test_a_stream_equals_the_whole_answer_at_every_length(route, base, max_token
     prompt=st.text(alphabet="ab😀", min_size=1, max_size=8),
     stop=st.text(alphabet="ab😀", min_size=1, max_size=4),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25))  # an example starts an application and streams
 def test_streams_with_stop_strings_equal_the_whole_answer(prompt, stop) -> None:
     async def scenario(server: Served) -> tuple[Any, Any]:
         body = {"prompt": prompt, "stop": stop, "max_tokens": 24}
@@ -564,13 +565,18 @@ def test_another_models_name_is_a_404_that_names_it(route, base) -> None:
         max_leaves=10,
     )
 )
-@settings(max_examples=60, deadline=None)
-def test_any_json_gets_an_answer_and_never_a_500(body) -> None:
+@settings(max_examples=scaled(60))  # an example starts an application
+def test_invariant_14_any_json_gets_an_answer_and_the_next_request_is_served(body) -> None:
+    """Never a 500, never silence. Catches: a field of a wrong type that ends a worker or a task."""
+
     async def scenario(server: Served) -> list[int]:
         content = json.dumps(body).encode()
-        return [(await server.http.post(r, content=content)).status_code for r in (CHAT, TEXT)]
+        codes = [(await server.http.post(r, content=content)).status_code for r in (CHAT, TEXT)]
+        return [*codes, (await server.http.post(CHAT, json={**HELLO, "max_tokens": 1})).status_code]
 
-    assert set(run(scenario)) <= {200, 400}
+    *codes, next_code = run(scenario)
+    assert set(codes) <= {200, 400}
+    assert next_code == 200
 
 
 @both

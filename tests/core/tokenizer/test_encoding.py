@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.errors import RequestError
@@ -34,7 +34,6 @@ def test_text_is_encoded_as_the_tokenizer_is_configured_to() -> None:
 
 
 @given(text=st.text(max_size=20), generation=st.booleans())
-@settings(max_examples=50, deadline=None)
 def test_chat_ids_equal_the_tokenizers_own(text, generation) -> None:
     messages = [{"role": "system", "content": "x"}, *user(text)]
     expected = TOKENIZER.apply_chat_template(

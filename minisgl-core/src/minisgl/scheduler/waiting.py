@@ -40,7 +40,13 @@ class WaitingQueue:
         heapq.heappush(self._heap, (request.admission_key, request))
 
     def take(self) -> RequestState | None:
-        """Take the next candidate of this pass out; ``None`` if there is none."""
+        """Take the next candidate of this pass out; ``None`` if there is none.
+
+        There is none either once one that does not fit has been overtaken often enough, be it
+        in this very pass.
+        """
+        if any(request.skipped >= SKIP_LIMIT for request in self._blocked):
+            return None
         room = WINDOW - len(self._blocked)
         size = room if self._cached_tokens is not None else min(room, 1)
         while len(self._window) < size and self._heap:
