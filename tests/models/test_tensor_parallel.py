@@ -9,6 +9,7 @@ from transformers import LlamaConfig, Qwen3MoeConfig
 from minisgl.errors import SettingsError
 from minisgl.layers.base import shard_heads
 from minisgl.models.checkpoint import open_checkpoint
+from minisgl.models.loading import fill_dummy
 from minisgl.testing.communicators import run_ranks, thread_group
 from support.forward import build_context, load_model, load_name, logits_of, records
 from support.tiny_models import ARCHITECTURES, write_tiny_model
@@ -102,6 +103,25 @@ def test_biases_of_row_layers_are_added_once(tmp_path):
         2, lambda communicator: logits_of(*load_model(folder, communicator=communicator), PROMPT)
     )
     torch.testing.assert_close(ranks[0], expected, rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3MoeConfig])
+def test_dummy_weights_are_those_of_one_rank_in_shards(kind):
+    values: dict[str, Any] = {"attention_bias": True}
+    if kind is Qwen3MoeConfig:
+        values |= {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 11}
+    gathered: dict[int, dict[str, torch.Tensor]] = {1: {}, 2: {}, 4: {}, 8: {}}
+    for size, tensors in gathered.items():
+        for model in build_ranks(size, kind, **values):
+            fill_dummy(model, 5)
+            for weight in model.weights():
+                for piece in weight.pieces:
+                    whole = tensors.setdefault(piece.name, torch.full(piece.shape, -1.0))
+                    whole[piece.source] = weight.tensor[piece.target]
+    one = gathered[1]
+    assert torch.unique(one["model.embed_tokens.weight"]).numel() > 3000
+    for size in (2, 4, 8):
+        assert all(torch.equal(tensor, one[name]) for name, tensor in gathered[size].items())
 
 
 def test_heads_that_ranks_cannot_share_are_refused():

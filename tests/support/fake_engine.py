@@ -133,6 +133,9 @@ class FakeEngine:
     def check_alive(self) -> None:
         """It always is."""
 
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
+
     @staticmethod
     def pack(plan: BatchPlan) -> IntArray:
         """Return a plan as packed words of its own."""

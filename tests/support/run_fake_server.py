@@ -1,7 +1,7 @@
 """``python run_fake_server.py FOLDER PORT [OPTIONS_JSON]``: a whole server, its engine faked.
 
-Options: ``fake`` goes to the fake scheduler, ``real_text`` chooses the real tokenizer workers, the
-other keys are sections of the settings.
+Options: ``fake`` goes to the fake scheduler, ``real_text`` chooses the real tokenizer workers,
+``real_engine`` the real scheduler; the other keys are sections of the settings.
 """
 
 import json
@@ -13,21 +13,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 def main(folder: str, port: str, options: str = "{}") -> int:
     from minisgl.errors import MinisglError
+    from minisgl.server.scheduler_process import scheduler_main
     from minisgl.server.supervisor import WorkerTargets, serve
     from minisgl.settings import Settings, configure_logging
     from support.fake_scheduler import fake_scheduler_main
 
     sections = json.loads(options)
     fake = sections.pop("fake", {})
+    real_engine = sections.pop("real_engine", False)
+    scheduler = scheduler_main if real_engine else fake_scheduler_main
     if sections.pop("real_text", False):
-        targets = WorkerTargets(scheduler=fake_scheduler_main)
+        targets = WorkerTargets(scheduler=scheduler)
     else:
         from support.light_text import light_detokenizer_main, light_tokenizer_main
 
-        targets = WorkerTargets(light_tokenizer_main, fake_scheduler_main, light_detokenizer_main)
+        targets = WorkerTargets(light_tokenizer_main, scheduler, light_detokenizer_main)
     server = {"port": int(port), "drain_timeout": 2.0, **sections.pop("server", {})}
     model = {"path": folder, "served_name": "fake-model", **sections.pop("model", {})}
-    settings = Settings(model=model, server=server, backend_options={"fake": fake}, **sections)
+    options_of_backends = {} if real_engine else {"fake": fake}
+    settings = Settings(model=model, server=server, backend_options=options_of_backends, **sections)
     configure_logging(settings.log.level)
     try:
         return serve(

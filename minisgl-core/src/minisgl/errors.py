@@ -10,6 +10,7 @@ MinisglError                       1
 ├── DoesNotFitError                5   not enough memory for the model or for one request
 ├── PortInUseError                 6   the HTTP port is taken
 ├── WorkerDiedError                7   a process of the server died or hung
+├── EngineLostError                7   a tensor-parallel rank died, fell behind or disagrees
 └── RequestError                   -   one request is refused or failed; has a status and field
 
 A message says what is wrong, the value found, what is allowed, and what to type instead.
@@ -74,9 +75,20 @@ class WorkerDiedError(MinisglError):
 
 
 class EngineLostError(MinisglError):
-    """The engine can serve no more: a rank died, hangs, or sees another state than the others."""
+    """A tensor-parallel rank died, fell behind, failed or disagrees: the engine cannot go on.
+
+    Never the failure of one step: whoever catches failed steps lets this one through.
+
+    Args:
+        message: which rank, and what became of it.
+        exit_code: that of the rank's own error, if it failed at its start.
+    """
 
     exit_code = 7
+
+    def __init__(self, message: str, exit_code: int = exit_code) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class RequestError(MinisglError):

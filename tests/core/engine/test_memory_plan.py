@@ -36,6 +36,12 @@ def test_main_memory_is_taken_sparingly() -> None:
     assert plan(in_main_memory=True).num_pages == 4 * 1024 - 1  # type: ignore[attr-defined]
 
 
+def test_ranks_of_one_machine_share_its_memory() -> None:
+    assert plan(in_main_memory=True, num_sharers=4).num_pages == 1023  # type: ignore[attr-defined]
+    with pytest.raises(DoesNotFitError, match=r"leaves 0\.00 GiB for each of 5120 ranks"):
+        plan(num_sharers=5120)
+
+
 def test_the_users_number_is_taken_as_it_is() -> None:
     assert plan(num_pages=123).num_pages == 123  # type: ignore[attr-defined]
 

@@ -243,7 +243,7 @@ def test_dummy_weights_need_no_checkpoint_and_are_seeded(tiny_path: Path) -> Non
     [
         ({"page_sise": 4}, SettingsError, "page_size"),
         ({"page_size": 0}, SettingsError, "page_size"),
-        ({"tp": 2}, SettingsError, "tensor_parallel_size=2"),
+        ({"tp": 3}, SettingsError, "tensor_parallel_size=3 does not divide"),
         ({"max_seq_len": 9999}, SettingsError, "beyond the 512 positions"),
         ({"device": "cuda:7"}, SettingsError, r"engine\.device='cuda:7'"),
         ({"load_format": "gguf"}, ModelLoadError, "gguf"),

@@ -77,6 +77,9 @@ class NullEngine:
     def check_alive(self) -> None:
         """It always is."""
 
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
+
     def take_staged(self) -> list[IntArray]:
         """Return and forget what was staged."""
         staged, self.staged = self.staged, []

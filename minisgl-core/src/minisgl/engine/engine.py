@@ -74,19 +74,17 @@ class Engine:
             Exception: whatever the model or a backend raises; the row state is consistent then
                 (the plan is applied), and the step's tokens do not exist.
         """
-        words = self._stager.stage(plan)
-        return self._forward(plan, words, PlanLayout.of(words))
+        return self.forward_packed(self._stager.stage(plan), plan)
 
-    def forward_packed(self, words: IntArray) -> StepHandle:
+    def forward_packed(self, words: IntArray, plan: BatchPlan | None = None) -> StepHandle:
         """Do the same for a plan that is packed already, as another rank sent it.
 
         Args:
             words: int32; left as they are until the step's tokens have been read.
+            plan: what ``words`` hold, where it is at hand.
         """
         layout = PlanLayout.of(words)
-        return self._forward(decode_plan(words, layout), words, layout)
-
-    def _forward(self, plan: BatchPlan, words: IntArray, layout: PlanLayout) -> StepHandle:
+        plan = plan or decode_plan(words, layout)
         assert plan.number == self._next_plan, "plans are applied in order, each once"
         self._next_plan += 1
         with torch.inference_mode():
@@ -103,6 +101,9 @@ class Engine:
 
     def check_alive(self) -> None:
         """Nothing can be lost: the engine lives in this process."""
+
+    def close(self) -> None:
+        """There is nothing to stop: the engine lives in this process."""
 
     def warm_up(self) -> None:
         """Run one token of the padding row, so that no request pays for first-time work."""

@@ -72,6 +72,7 @@ def plan_memory(
     num_pages: int | None,
     max_useful_tokens: int,
     in_main_memory: bool,
+    num_sharers: int = 1,
 ) -> MemoryPlan:
     """Decide the number of pages.
 
@@ -84,6 +85,7 @@ def plan_memory(
         num_pages: the user's own number, taken as it is.
         max_useful_tokens: more could never be used at once.
         in_main_memory: the device is the CPU.
+        num_sharers: ranks that divide the device's memory among them.
 
     Raises:
         DoesNotFitError: not even two pages fit; says what to change.
@@ -93,14 +95,16 @@ def plan_memory(
         budget = int(memory.total * fraction) - used
         if in_main_memory:
             budget = min(budget, _CPU_POOL_BYTES)
+        budget //= num_sharers
         useful = -(-max_useful_tokens // page_size)
         num_pages = min(budget // bytes_per_page - 1, useful)
         if num_pages < 2:
+            share = f" for each of {num_sharers} ranks" if num_sharers > 1 else ""
             raise DoesNotFitError(
                 f"no room for a KV pool: {memory.total / 2**30:.2f} GiB x engine.memory_fraction "
-                f"{fraction} less {used / 2**30:.2f} GiB in use leaves {budget / 2**30:.2f} GiB, "
-                f"and a page of {page_size} tokens takes {bytes_per_page / 2**20:.2f} MiB; raise "
-                "engine.memory_fraction, free memory, or take a smaller model or dtype"
+                f"{fraction} less {used / 2**30:.2f} GiB in use leaves {budget / 2**30:.2f} GiB"
+                f"{share}, and a page of {page_size} tokens takes {bytes_per_page / 2**20:.2f} "
+                "MiB; raise engine.memory_fraction, free memory, or take a smaller model or dtype"
             )
     return MemoryPlan(
         total=memory.total,

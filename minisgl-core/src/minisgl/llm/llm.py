@@ -89,6 +89,7 @@ class LLM:
         Raises:
             RequestError: a prompt cannot be served (its number is in the message), before any
                 is run; or the engine failed.
+            EngineLostError: a rank of a tensor-parallel engine has ended; this LLM is closed.
         """
         many = to_prompts(prompts)
         params = _spread(sampling_params, len(many))

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from minisgl.bootstrap import build_scheduler, load_host
 from minisgl.errors import RequestError
 from minisgl.llm.interrupts import interrupts_at_the_end
 from minisgl.llm.results import Prompt
 from minisgl.message import AbortRequest, ErrorReply, GenerateRequest, TextReply
+from minisgl.plugins.host import PluginHost
 from minisgl.request import SamplingParams
 from minisgl.scheduler.admission import validate
 from minisgl.scheduler.transport import MemoryTransport
@@ -42,10 +44,11 @@ class Session:
         self._transport = MemoryTransport()
         self._scheduler = build_scheduler(settings, self._transport, host, progress=progress)
         self.info = self._scheduler.info
-        reference = settings.model.tokenizer or settings.model.path
-        assert reference is not None, "the scheduler has refused settings without a model"
-        path: Path = host.resolve_checkpoint(reference, settings.model.cache_dir)
-        self.tokenizer = load_tokenizer(path)
+        try:
+            self.tokenizer = self._load_tokenizer(settings, host)
+        except BaseException:
+            self._scheduler.close()
+            raise
         self._encoder = PromptEncoder(self.tokenizer, vocab_size=self.info.vocab_size)
         self._detokenizer = Detokenizer(self.tokenizer)
         self._listeners: dict[int, Listener] = {}
@@ -129,7 +132,15 @@ class Session:
             while self.has_work:
                 self.step()
             self._closed = True
+            self._scheduler.close()
             del self._scheduler
+
+    @staticmethod
+    def _load_tokenizer(settings: Settings, host: PluginHost) -> PreTrainedTokenizerBase:
+        reference = settings.model.tokenizer or settings.model.path
+        assert reference is not None, "the scheduler has refused settings without a model"
+        path: Path = host.resolve_checkpoint(reference, settings.model.cache_dir)
+        return load_tokenizer(path)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -158,6 +169,7 @@ class Session:
         logger.error("the engine is broken: %s", cause)
         for uid in list(self._listeners):
             self._reply(ErrorReply(uid, f"the engine failed: {cause}", status=500))
+        self._scheduler.close()
 
 
 def to_settings(model: str | None, settings: Settings | None, keywords: dict[str, Any]) -> Settings:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection
+from zlib import crc32
 
 import torch
 from tqdm import tqdm
@@ -47,19 +48,23 @@ def load_weights(model: Layer, checkpoint: Checkpoint, *, progress: bool) -> Non
 def fill_dummy(model: Layer, seed: int) -> None:
     """Fill every weight with random values: norms with ones, biases with zeros.
 
-    For measurements. Ranks draw values of their own: a model of several ranks is not that of one.
+    For measurements. Whole checkpoint tensors are drawn, each by its name, and sharded like loaded
+    ones: every number of ranks makes the same model.
     """
-    generators: dict[torch.device, torch.Generator] = {}
     for weight in model.weights():
-        tensor = weight.tensor
-        if weight.dummy == "ones":
-            tensor.fill_(1)
-        elif weight.dummy == "zeros":
-            tensor.zero_()
-        else:
-            if tensor.device not in generators:
-                generators[tensor.device] = torch.Generator(tensor.device).manual_seed(seed)
-            tensor.normal_(std=0.02, generator=generators[tensor.device])
+        for piece in weight.pieces:
+            part = weight.tensor[piece.target]
+            if weight.dummy == "normal":
+                part.copy_(_draw(piece, weight.tensor, seed)[piece.source])
+            else:
+                part.fill_(1 if weight.dummy == "ones" else 0)
+
+
+def _draw(piece: Piece, like: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return a random checkpoint tensor, of a weight's dtype and on its device."""
+    generator = torch.Generator(like.device).manual_seed(seed ^ crc32(piece.name.encode()))
+    whole = torch.empty(piece.shape, dtype=like.dtype, device=like.device)
+    return whole.normal_(std=0.02, generator=generator)
 
 
 def _places(model: Layer) -> Places:

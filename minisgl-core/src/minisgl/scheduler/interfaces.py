@@ -23,10 +23,18 @@ class StepEngine(Protocol):
     info: EngineInfo
 
     def forward_batch(self, plan: BatchPlan) -> StepResult:
-        """Launch a step; returns at once. The plan's arrays are not needed afterwards."""
+        """Launch a step; returns at once. The plan's arrays are not needed afterwards.
+
+        Raises:
+            EngineLostError: the engine can serve no more.
+            Exception: this step has failed, and the next one may be launched.
+        """
 
     def check_alive(self) -> None:
         """Raise ``EngineLostError`` if the engine can serve no more."""
+
+    def close(self) -> None:
+        """Stop what the engine runs outside of this process. Safe to call twice."""
 
 
 class Observers(Protocol):

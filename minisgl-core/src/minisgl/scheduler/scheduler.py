@@ -183,6 +183,10 @@ class Scheduler:
         self._flush()
         return launched is not None or done is not None
 
+    def close(self) -> None:
+        """Stop what the engine runs outside of this process. Safe to call twice."""
+        self._engine.close()
+
     def check(self) -> None:
         """Recount pages and rows; raises ``AssertionError`` if the state is inconsistent."""
         owners = [request for request in self.table.requests if request is not None]

@@ -24,6 +24,7 @@ def scheduler_main(
     Raises:
         PluginError: this process sees other plugins, or a chosen one cannot run.
         ModelLoadError, DoesNotFitError: the start fails.
+        EngineLostError: another rank of the engine has ended or hangs.
     """
     status.starting("loading the model")
     from minisgl.bootstrap import build_scheduler, load_host
@@ -34,8 +35,9 @@ def scheduler_main(
         host.check_fingerprint(expected_plugins)
     transport = ZmqTransport(addresses)
     scheduler = build_scheduler(settings, transport, host, progress=True)
-    status.ready({"max_seq_len": scheduler.info.max_seq_len})
     try:
+        status.ready({"max_seq_len": scheduler.info.max_seq_len})
         scheduler.run()
     finally:
+        scheduler.close()
         transport.close()

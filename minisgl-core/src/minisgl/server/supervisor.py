@@ -31,12 +31,13 @@ from minisgl.message import (
 )
 from minisgl.message.sockets import Addresses, AsyncPullSocket, PushSocket, private_addresses
 from minisgl.plugins.host import PluginHost, load_plugins
+from minisgl.processes import HANDLED_SIGNALS
 from minisgl.server.app import ServedModel, create_app
 from minisgl.server.client import EngineClient
 from minisgl.server.greeting import greeting
 from minisgl.server.listen_socket import bind_socket, listen
 from minisgl.server.scheduler_process import scheduler_main
-from minisgl.server.worker_pool import HANDLED_SIGNALS, WorkerPool
+from minisgl.server.worker_pool import WorkerPool
 from minisgl.server.worker_process import WorkerTarget
 from minisgl.settings import Settings
 from minisgl.tokenizer.worker import detokenizer_main, tokenizer_main

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -17,6 +16,7 @@ from minisgl.errors import WorkerDiedError
 from minisgl.message import Codec, DecodeError
 from minisgl.message.sockets import Addresses
 from minisgl.message.status import Failed, Ready, Starting, Status
+from minisgl.processes import describe_end, signals_blocked
 from minisgl.server.worker_process import WorkerJob, WorkerTarget, run_worker
 from minisgl.settings import Settings
 
@@ -27,8 +27,6 @@ STOP_TIMEOUT = 5.0
 
 EXIT_TIMEOUT = 10.0
 """Seconds that all workers then get to exit: torch takes its time to unload on a busy CPU."""
-
-HANDLED_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 class StartFailedError(WorkerDiedError):
@@ -57,12 +55,7 @@ class Worker:
 
     def describe_end(self) -> str:
         """Return how the process ended, for people."""
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            with contextlib.suppress(ValueError):
-                return f"was killed by {signal.Signals(-code).name}"
-            return f"was killed by signal {-code}"
-        return f"ended with exit code {code}"
+        return describe_end(self.process.exitcode)
 
 
 class WorkerPool:
@@ -93,15 +86,10 @@ class WorkerPool:
             name=f"minisgl-{name}",
             args=(WorkerJob(target, name, self._settings, self._addresses, there, os.getpid()),),
         )
-        # A Ctrl-C in the first moments of the child would end it with a traceback: the child
-        # inherits the block and lifts it once it ignores the signals. The tracker that spawning
-        # wants must run by then, because starting it lifts the block.
+        # The tracker that spawning wants must run by now: starting it lifts the block.
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-        try:
+        with signals_blocked():
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
         there.close()
         loop = asyncio.get_running_loop()
         worker = Worker(name, process, here, loop.create_future())

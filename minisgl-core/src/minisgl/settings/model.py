@@ -83,7 +83,10 @@ class EngineSettings(Section):
     )
     seed: int = Field(0, ge=0, description="Seed of sampling and of dummy weights.")
     num_threads: int | None = Field(
-        None, ge=1, description="Threads of torch on the CPU; by default, torch's own choice."
+        None,
+        ge=1,
+        description="Threads of torch on the CPU, for each rank; by default, torch's own choice,"
+        " or the cores divided by the ranks.",
     )
 
     @field_validator("device")
@@ -159,7 +162,20 @@ class SchedulerSettings(Section):
 class ParallelSettings(Section):
     """How the model is spread over devices."""
 
-    tensor_parallel_size: int = Field(1, ge=1, description="Devices that share each layer.")
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Ranks that share each layer; on a CPU each is a process of its own.",
+    )
+    timeout: float = Field(
+        10.0,
+        gt=0,
+        description="Seconds that a rank may be behind the others before the engine gives up.",
+    )
+    start_timeout: float = Field(
+        300.0, gt=0, description="The same while ranks start: one may load its weights last."
+    )
 
 
 class ServerSettings(Section):

@@ -1,19 +1,16 @@
-"""The composition root: from settings and plugins to an engine and a scheduler.
-
-The one place that knows all parts. ``server`` calls it in the scheduler's process, ``llm`` in its
-own; nothing below imports it.
-"""
+"""From settings and plugins to an engine: one rank's, whatever the number of ranks."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
-from minisgl.distributed.communicator import SingleCommunicator
+from minisgl.distributed.communicator import Communicator, SingleCommunicator
 from minisgl.engine.engine import Engine
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.memory_plan import MemoryPlan, measure, plan_memory
@@ -28,7 +25,7 @@ from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import fill_dummy, load_weights
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.plugins.decisions import Decision, log_decisions
-from minisgl.plugins.host import PluginHost, load_plugins
+from minisgl.plugins.host import PluginHost
 from minisgl.plugins.lazy import load_object
 from minisgl.plugins.query import build_query
 from minisgl.plugins.records import BackendQuery, ModelRecord
@@ -40,17 +37,14 @@ from minisgl.plugins.selection import (
     select_kv_pool,
     select_moe,
     select_ops,
-    select_prefix_cache,
 )
-from minisgl.scheduler.scheduler import Scheduler
-from minisgl.scheduler.transport import Transport
 from minisgl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Site:
+class Site:
     """What is decided before anything is built."""
 
     settings: Settings
@@ -61,54 +55,28 @@ class _Site:
     device: torch.device
     dtype: torch.dtype
     max_seq_len: int
+    num_ranks: int
     query: BackendQuery
 
 
-def load_host(settings: Settings) -> PluginHost:
-    """Load the installed plugins as ``settings.plugins`` says."""
-    return load_plugins(disabled=settings.plugins.disabled, strict=settings.plugins.strict)
+def build_engine(
+    site: Site, communicator: Communicator | None = None, *, progress: bool = True
+) -> Engine:
+    """Load a rank's part of the model onto its device and size the KV pool.
 
-
-def build_scheduler(
-    settings: Settings,
-    transport: Transport,
-    host: PluginHost | None = None,
-    *,
-    progress: bool = True,
-) -> Scheduler:
-    """Load the model and return a scheduler that is ready to serve.
+    All ranks must do this at the same time: they agree on the pool's size, and warm up together.
 
     Args:
-        settings: everything.
-        transport: the scheduler's two ends of the wire.
-        host: the loaded plugins; loaded here if not given.
+        site: what ``survey`` found.
+        communicator: of this rank; without one there is only this.
         progress: show progress bars.
 
     Raises:
-        MinisglError: whatever is wrong, by the subclass and exit code that it belongs to.
+        MinisglError: see ``build_scheduler``.
     """
-    host = host or load_host(settings)
-    chosen_cache = select_prefix_cache(host, settings.cache.prefix, settings.backend_options)
-    engine = build_engine(settings, host, progress=progress)
-    info, scheduler = engine.info, settings.scheduler
-    return Scheduler(
-        engine,
-        chosen_cache.record.create(info.page_size, chosen_cache.settings),
-        transport,
-        max_step_tokens=scheduler.max_prefill_tokens,
-        policy=scheduler.policy,
-        order=scheduler.order,
-        overlap=_on(scheduler.overlap, auto=info.asynchronous),
-        mixed=_on(scheduler.launch, auto=info.mixed_launches, on="mixed"),
-        seed=settings.engine.seed,
-        observers=host,
-    )
-
-
-def build_engine(settings: Settings, host: PluginHost, *, progress: bool = True) -> Engine:
-    """Load the model onto its device and size the KV pool; see ``build_scheduler`` for errors."""
     began = time.perf_counter()
-    site = _survey(settings, host)
+    communicator = communicator or SingleCommunicator()
+    host, settings = site.host, site.settings
     pool, pool_rows = _create_pool(site)
     chosen = select_attention(
         host, site.query, settings.attention.backend, settings.backend_options
@@ -125,7 +93,7 @@ def build_engine(settings: Settings, host: PluginHost, *, progress: bool = True)
     context = BuildContext(
         device=site.device,
         dtype=site.dtype,
-        communicator=SingleCommunicator(),
+        communicator=communicator,
         ops=select_ops(host, site.query),
         attention=attention,
         moe=moe,
@@ -133,7 +101,7 @@ def build_engine(settings: Settings, host: PluginHost, *, progress: bool = True)
         max_seq_len=site.max_seq_len,
     )
     model = _build_model(site, context, progress=progress)
-    plan = _plan_pool(site, model, pool)
+    plan = _plan_pool(site, model, pool, communicator)
     pool.allocate(plan.num_pages + 1)
     logger.info("memory of %s:\n%s", site.device, plan.table())
     engine = Engine(model, attention, _engine_info(site, plan, mixed=mixed), site.device)
@@ -175,21 +143,27 @@ def resolve_dtype(name: str, of_checkpoint: str, device: torch.device) -> torch.
     return dtype
 
 
-def _survey(settings: Settings, host: PluginHost) -> _Site:
-    """Find the model and decide where and in what it runs."""
-    if settings.parallel.tensor_parallel_size != 1:
-        raise SettingsError(
-            f"parallel.tensor_parallel_size={settings.parallel.tensor_parallel_size}: this version "
-            "runs on one device; set it to 1"
-        )
+def survey(settings: Settings, host: PluginHost) -> Site:
+    """Find the model and decide where and in what it runs; the same on every rank.
+
+    Raises:
+        MinisglError: see ``build_scheduler``.
+    """
     if settings.model.path is None:
         raise SettingsError(
             "no model is named; give one with --model (a local folder, a .gguf file, a hub id, or "
             "package:NAME)"
         )
     device = resolve_device(settings.engine.device)
-    if settings.engine.num_threads is not None:
-        torch.set_num_threads(settings.engine.num_threads)
+    num_ranks = settings.parallel.tensor_parallel_size
+    if num_ranks > 1 and device.type != "cpu":
+        raise SettingsError(
+            f"parallel.tensor_parallel_size={num_ranks}: several ranks run on the CPU only in this "
+            f"version, not on {device}; set it to 1, or engine.device to cpu"
+        )
+    num_threads = settings.engine.num_threads or _share_of_threads(num_ranks)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
     checkpoint = open_checkpoint(path, settings.model.load_format)
     record = host.model_for(checkpoint.architectures)
@@ -197,7 +171,7 @@ def _survey(settings: Settings, host: PluginHost) -> _Site:
     dtype = resolve_dtype(settings.model.dtype, config.dtype, device)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     dtype_name = str(dtype).removeprefix("torch.")
-    return _Site(
+    return Site(
         settings=settings,
         host=host,
         checkpoint=checkpoint,
@@ -206,6 +180,7 @@ def _survey(settings: Settings, host: PluginHost) -> _Site:
         device=device,
         dtype=dtype,
         max_seq_len=_max_seq_len(settings, config),
+        num_ranks=num_ranks,
         query=build_query(
             config,
             device=device.type,
@@ -213,8 +188,18 @@ def _survey(settings: Settings, host: PluginHost) -> _Site:
             dtype=dtype_name,
             kv_dtype=dtype_name,
             page_size=settings.cache.page_size,
+            tensor_parallel_size=num_ranks,
         ),
     )
+
+
+def _share_of_threads(num_ranks: int) -> int | None:
+    """Return the threads of one of several ranks; ``None`` leaves a single one to torch."""
+    if num_ranks == 1:
+        return None
+    allowed = os.environ.get("OMP_NUM_THREADS", "")
+    cores = int(allowed) if allowed.isdecimal() else len(os.sched_getaffinity(0))
+    return max(1, cores // num_ranks)
 
 
 def _max_seq_len(settings: Settings, config: ModelConfig) -> int:
@@ -229,7 +214,7 @@ def _max_seq_len(settings: Settings, config: ModelConfig) -> int:
     return wanted
 
 
-def _create_pool(site: _Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
+def _create_pool(site: Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
     settings = site.settings
     spec = KVPoolSpec(
         num_layers=site.config.num_layers,
@@ -244,7 +229,7 @@ def _create_pool(site: _Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
 
 
 def _create_attention(
-    site: _Site, pool: KVCachePool, chosen: AttentionSelection
+    site: Site, pool: KVCachePool, chosen: AttentionSelection
 ) -> AttentionBackend:
     context = AttentionContext(
         device=site.device,
@@ -264,7 +249,7 @@ def _create_attention(
     return HybridBackend(prefill, chosen.decode.create(context, chosen.decode_settings))
 
 
-def _create_moe(site: _Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
+def _create_moe(site: Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
     settings, moe = site.settings, site.config.moe
     if moe is None:
         if settings.moe.backend != AUTO:
@@ -285,14 +270,14 @@ def _create_moe(site: _Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
     return chosen.record.create(context, chosen.settings), chosen.table
 
 
-def _op_rows(site: _Site) -> list[Decision]:
+def _op_rows(site: Site) -> list[Decision]:
     """Decisions on operations that anybody but the reference offers; the others are no choice."""
     table = explain_ops(site.host, site.query, [entry.name for entry in fields(OpTable)])
     contested = {row.kind for row in table if row.name != "reference"}
     return [row for row in table if row.kind in contested]
 
 
-def _build_model(site: _Site, context: BuildContext, *, progress: bool) -> BaseLLMModel:
+def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLLMModel:
     create: Callable[[ModelConfig, BuildContext], BaseLLMModel] = load_object(site.record.model)
     model = create(site.config, context)
     if site.settings.model.load_format == "dummy":
@@ -302,8 +287,12 @@ def _build_model(site: _Site, context: BuildContext, *, progress: bool) -> BaseL
     return model
 
 
-def _plan_pool(site: _Site, model: BaseLLMModel, pool: KVCachePool) -> MemoryPlan:
+def _plan_pool(
+    site: Site, model: BaseLLMModel, pool: KVCachePool, communicator: Communicator
+) -> MemoryPlan:
     settings, spec = site.settings, pool.spec
+    # Nobody measures what is free while another rank still loads.
+    _smallest(communicator, 0)
     plan = plan_memory(
         measure(spec.device),
         fraction=settings.engine.memory_fraction,
@@ -313,7 +302,9 @@ def _plan_pool(site: _Site, model: BaseLLMModel, pool: KVCachePool) -> MemoryPla
         num_pages=settings.cache.num_pages,
         max_useful_tokens=site.max_seq_len * settings.scheduler.max_running_requests,
         in_main_memory=spec.device.type == "cpu",
+        num_sharers=site.num_ranks if spec.device.type == "cpu" else 1,
     )
+    plan = replace(plan, num_pages=_smallest(communicator, plan.num_pages))
     wanted = settings.model.max_seq_len
     if wanted is not None and plan.num_pages * spec.page_size + 1 < wanted:
         raise DoesNotFitError(
@@ -324,7 +315,12 @@ def _plan_pool(site: _Site, model: BaseLLMModel, pool: KVCachePool) -> MemoryPla
     return plan
 
 
-def _engine_info(site: _Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
+def _smallest(communicator: Communicator, number: int) -> int:
+    """Return the smallest of the ranks' numbers, once all of them are here."""
+    return int(communicator.all_gather(torch.tensor([number]), dim=0).min())
+
+
+def _engine_info(site: Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
     in_pool = plan.num_pages * plan.page_size + 1
     if in_pool < site.max_seq_len:
         logger.warning(
@@ -354,7 +350,3 @@ def _engine_info(site: _Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
         mixed_launches=on_cpu and mixed,
         asynchronous=not on_cpu,
     )
-
-
-def _on(choice: str, *, auto: bool, on: str = "on") -> bool:
-    return auto if choice == "auto" else choice == on

@@ -1,0 +1,59 @@
+"""From settings and plugins to a scheduler that is ready to serve."""
+
+from minisgl.bootstrap.engine import build_engine, survey
+from minisgl.bootstrap.ranks import build_parallel_engine
+from minisgl.plugins.host import PluginHost, load_plugins
+from minisgl.plugins.selection import select_prefix_cache
+from minisgl.scheduler.interfaces import StepEngine
+from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.transport import Transport
+from minisgl.settings import Settings
+
+
+def load_host(settings: Settings) -> PluginHost:
+    """Load the installed plugins as ``settings.plugins`` says."""
+    return load_plugins(disabled=settings.plugins.disabled, strict=settings.plugins.strict)
+
+
+def build_scheduler(
+    settings: Settings,
+    transport: Transport,
+    host: PluginHost | None = None,
+    *,
+    progress: bool = True,
+) -> Scheduler:
+    """Load the model and return a scheduler that is ready to serve.
+
+    Args:
+        settings: everything.
+        transport: the scheduler's two ends of the wire.
+        host: the loaded plugins; loaded here if not given.
+        progress: show progress bars.
+
+    Raises:
+        MinisglError: whatever is wrong, by the subclass and exit code that it belongs to.
+    """
+    host = host or load_host(settings)
+    chosen_cache = select_prefix_cache(host, settings.cache.prefix, settings.backend_options)
+    engine: StepEngine
+    if settings.parallel.tensor_parallel_size == 1:
+        engine = build_engine(survey(settings, host), progress=progress)
+    else:
+        engine = build_parallel_engine(settings, host, progress=progress)
+    info, scheduler = engine.info, settings.scheduler
+    return Scheduler(
+        engine,
+        chosen_cache.record.create(info.page_size, chosen_cache.settings),
+        transport,
+        max_step_tokens=scheduler.max_prefill_tokens,
+        policy=scheduler.policy,
+        order=scheduler.order,
+        overlap=_on(scheduler.overlap, auto=info.asynchronous),
+        mixed=_on(scheduler.launch, auto=info.mixed_launches, on="mixed"),
+        seed=settings.engine.seed,
+        observers=host,
+    )
+
+
+def _on(choice: str, *, auto: bool, on: str = "on") -> bool:
+    return auto if choice == "auto" else choice == on

@@ -1,0 +1,86 @@
+"""How a child process begins and ends: shared by the server's workers and the engine's ranks.
+
+A child never outlives its parent: the kernel kills it with its parent (Linux), and a thread that
+waits for the parent's end does so elsewhere. It ignores SIGINT and SIGTERM, because a terminal or
+a service manager sends them to the whole group, while the parent stops its children in order.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import wait
+from typing import Final
+
+HANDLED_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
+"""What children leave to their parent."""
+
+EXIT_CRASHED: Final = 1
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with_parent(parent_pid: int, sentinel: int | None, *, by_kernel: bool = True) -> None:
+    """Arrange that this process ends when its parent does, however that happens.
+
+    Args:
+        parent_pid: who started this process; if it is gone already, this process ends now.
+        sentinel: a descriptor that becomes readable when the parent ends.
+        by_kernel: let Linux send SIGKILL, which strikes a stopped process too. To the kernel the
+            parent is the *thread* that started the child, so that one must live to the end.
+    """
+    if by_kernel and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(EXIT_CRASHED)
+    if sentinel is not None:
+        threading.Thread(
+            target=_exit_after, args=(sentinel,), name="parent-watch", daemon=True
+        ).start()
+
+
+def leave_signals_to_parent() -> None:
+    """Ignore what the parent acts on, and lift the block under which it started this process."""
+    for number in HANDLED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Start children in here: a Ctrl-C in their first moments would end them with a traceback.
+
+    They inherit the block and lift it in ``leave_signals_to_parent``, once they ignore the signals.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def describe_end(exit_code: int | None) -> str:
+    """Return how a process ended, for people: ``was killed by SIGKILL``.
+
+    Args:
+        exit_code: negative for a signal, as ``subprocess`` and ``multiprocessing`` have it.
+    """
+    if exit_code is not None and exit_code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-exit_code).name}"
+        return f"was killed by signal {-exit_code}"
+    return f"ended with exit code {exit_code}"
+
+
+def describe_crash(error: BaseException) -> str:
+    """Return an unexpected error in one line: its type and the first line of its message."""
+    message = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {message}"
+
+
+def _exit_after(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(EXIT_CRASHED)

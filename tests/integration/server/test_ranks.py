@@ -1,0 +1,121 @@
+"""A server on two ranks: its answers are those of one, and it ends in seconds when one is lost."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from minisgl import LLM, SamplingParams
+from support.server_process import ServerProcess, descendants, running_server, wait_for
+from support.tiny_models import write_tiny_model
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+PROMPTS = [[(7 * n + 3 * k) % 250 + 5 for k in range(5 + 9 * n)] for n in range(4)]
+TIMEOUT = 3
+
+
+@contextlib.contextmanager
+def serving(model: Path, workspace: Path, **options: Any) -> Iterator[ServerProcess]:
+    options["parallel"] = {"tensor_parallel_size": 2, "timeout": TIMEOUT}
+    with running_server(
+        model, workspace, real_engine=True, cache={"num_pages": 64}, **options
+    ) as server:
+        wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200, "the server", 120)
+        yield server
+
+
+def rank_pid(server: ServerProcess) -> int:
+    children = descendants(server.children()["scheduler"])
+    [pid] = [n for n in children if b"rank_process" in Path(f"/proc/{n}/cmdline").read_bytes()]
+    return pid
+
+
+def ask(server: ServerProcess, prompt: list[int], **fields: object) -> httpx.Response:
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 20, **fields}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+
+
+def assert_nothing_left(server: ServerProcess) -> None:
+    wait_for(lambda: not server.left_over(), "the end of all processes and files", 5)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The light tokenizer of these servers can name 259 tokens."""
+    folder = tmp_path_factory.mktemp("tiny") / "qwen3"
+    return write_tiny_model(folder, "Qwen3ForCausalLM", vocab_size=259)
+
+
+def test_answers_equal_those_of_one_rank_and_the_stop_is_clean(tiny: Path, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20)
+    with LLM(str(tiny), progress=False) as llm:
+        expected = llm.generate(PROMPTS, params, progress=False)
+    with serving(tiny, tmp_path, real_text=True) as server:
+        answers: dict[int, httpx.Response] = {}
+
+        def work(n: int) -> None:
+            answers[n] = ask(server, PROMPTS[n])
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(len(PROMPTS))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for n, result in enumerate(expected):
+            answer = answers[n].json()
+            assert answer["choices"][0]["finish_reason"] == result.finish_reason
+            assert answer["usage"]["completion_tokens"] == len(result.token_ids)
+            assert answer["choices"][0]["text"] == result.text
+        # A Ctrl-C strikes every process of the group; ranks leave it to the supervisor.
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.wait(30) == 0
+        assert "Traceback" not in server.stderr
+        assert "did not stop" not in server.stderr
+        assert_nothing_left(server)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "generating"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_lost_rank_ends_the_server_and_every_open_request(
+    tiny: Path, tmp_path: Path, number: signal.Signals, busy: bool
+) -> None:
+    with serving(tiny, tmp_path) as server:
+        pid = rank_pid(server)
+        answers: list[httpx.Response] = []
+
+        def generate() -> None:
+            # Each request goes on to the end of the context, and the next one follows.
+            while not answers or answers[-1].status_code == 200:
+                answers.append(ask(server, [5, 6, 7], max_tokens=400, ignore_eos=True))
+
+        client = threading.Thread(target=generate)
+        if busy:
+            client.start()
+            wait_for(lambda: httpx.get(f"{server.url}/health").json()["num_running"], "a request")
+        os.kill(pid, number)
+        assert server.wait(TIMEOUT + 20) == 7
+        [line] = [line for line in server.stderr.splitlines() if "error:" in line]
+        assert "the scheduler process (pid " in line
+        assert "ended with exit code 7" in line
+        assert f"rank 1 (pid {pid}) " in line
+        if number is signal.SIGKILL:
+            assert "was killed by SIGKILL" in line
+        else:
+            assert ("for 3 s (parallel.timeout)" if busy else "no sign of life for 3.") in line
+        assert "Traceback" not in server.stderr
+        assert_nothing_left(server)
+        if busy:
+            client.join(10)
+            assert answers[-1].status_code == 500
+            assert f"rank 1 (pid {pid})" in answers[-1].json()["error"]["message"]
