@@ -5,8 +5,8 @@ re-creates, and which test has to fail. It is applied to a scratch copy of the s
 runs there in a process of its own. Anything but a failure of that test (a patch that does not
 apply, code that does not load, a time-out) is an error of the patch, never a success.
 
-The processes are forked from one that has imported torch and pytest, but nothing of this project,
-since those imports would take longer than most of the tests.
+The processes are forked from one that has imported torch, hypothesis and pytest, but nothing of
+this project: those imports would take longer than most of the tests.
 """
 
 import argparse
@@ -140,12 +140,15 @@ def _apply(mutation: Mutation, copy: Path) -> None:
 def _run_test(mutation: Mutation, copy: Path, seed: int) -> Caught:
     report, output = copy / "outcomes.json", copy / "output.txt"
     arguments = [
-        *(mutation.test, "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-o", "timeout=0"),
+        *(mutation.test, "-x", "-q", "--no-header", "-p", "no:cacheprovider"),
         *("-p", "support.outcomes", f"--outcomes={report}"),
-        *("--hypothesis-profile=mutation", f"--hypothesis-seed={seed}"),
+        *("-p", "pytest_timeout", "-o", "timeout=0"),
+        *("-p", "_hypothesis_pytestplugin", "--hypothesis-profile=mutation"),
+        # What was imported before pytest began cannot have its own assertions explained.
+        *(f"--hypothesis-seed={seed}", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
     ]
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["numpy", "pytest", "torch"])
+    processes.set_forkserver_preload(["hypothesis.stateful", "pytest", "torch", "transformers"])
     began = time.monotonic()
     process = processes.Process(target=_pytest, args=(copy, arguments, output))
     process.start()
@@ -175,6 +178,7 @@ def _pytest(copy: Path, arguments: list[str], output: Path) -> None:
     sys.path[:0] = paths
     for name in [name for name in os.environ if name.startswith(("PYTEST", "HYPOTHESIS"))]:
         del os.environ[name]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     # For processes that the test starts.
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.dont_write_bytecode = True
