@@ -154,12 +154,13 @@ def test_retraction_takes_the_lowest_priority_then_the_newest_never_the_oldest(
     """
     harness = Harness(page_size=1, num_pages=28 + extra_pages, max_seq_len=28, rows=4, budget=40)
     scheduler = harness.scheduler
-    choose = scheduler._retract_one
+    room = scheduler._room
+    choose = room._retract_one
     seen = 0
 
     def checked() -> RequestState | None:
         nonlocal seen
-        active = [one for one in scheduler._active() if not one.retracting]
+        active = [one for one in room._active() if not one.retracting]
         victim = choose()
         if victim is None:
             assert len(active) < 2
@@ -172,7 +173,7 @@ def test_retraction_takes_the_lowest_priority_then_the_newest_never_the_oldest(
         assert victim.order == max(equals)
         return victim
 
-    scheduler._retract_one = checked  # type: ignore[method-assign]
+    room._retract_one = checked  # type: ignore[method-assign]
     prompts = {}
     for uid, (priority, length, gap) in enumerate(asks):
         for _ in range(gap):
