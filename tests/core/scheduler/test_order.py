@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from minisgl.request import SamplingParams
 from minisgl.scheduler.request_state import RequestState
-from minisgl.scheduler.waiting import SKIP_LIMIT, WINDOW, WaitingQueue
+from minisgl.scheduler.waiting import PREFIX_WINDOW, SKIP_LIMIT, WaitingQueue
 from support.examples import scaled
 from support.fake_engine import generate
 from support.scheduling import Harness
@@ -75,18 +75,21 @@ def test_longest_prefix_looks_at_a_bounded_window() -> None:
         return match(tokens, salt)
 
     cache.match = counted  # type: ignore[method-assign]
-    for uid in range(30):  # of which no two share a page
-        harness.submit(uid, [(2, 3, 4, 6)[uid // 8], uid % 8 + 2, *[2] * 19], max_tokens=1)
-    harness.submit(50, [5] * 21, max_tokens=1)
+    for uid in range(60):  # of which no two share a page
+        start = [(2, 3, 4, 6)[uid % 4], uid // 4 % 8 + 2, uid // 32 + 2]
+        harness.submit(uid, [*start, *[2] * 18], max_tokens=1)
+    harness.submit(90, [5] * 21, max_tokens=1)
     harness.step()
-    assert len(looked_up) <= WINDOW + 1
+    assert len(looked_up) <= PREFIX_WINDOW + 1
     assert 5 not in looked_up, "it is not among the first ones yet"
     before = len(looked_up)
     harness.step()
     harness.step()
     assert len(looked_up) <= before + 4, "one newcomer and one admission a step"
     harness.finish()
-    assert admissions(harness).index(50) == 30 - WINDOW + 1, "it goes first once it is looked at"
+    assert admissions(harness).index(90) == 60 - PREFIX_WINDOW + 1, (
+        "it goes first once it is looked at"
+    )
 
 
 @given(st.data(), st.sampled_from(["fcfs", "longest-prefix"]))
@@ -154,12 +157,13 @@ def test_retraction_takes_the_lowest_priority_then_the_newest_never_the_oldest(
     """
     harness = Harness(page_size=1, num_pages=28 + extra_pages, max_seq_len=28, rows=4, budget=40)
     scheduler = harness.scheduler
-    choose = scheduler._retract_one
+    room = scheduler._room
+    choose = room._retract_one
     seen = 0
 
     def checked() -> RequestState | None:
         nonlocal seen
-        active = [one for one in scheduler._active() if not one.retracting]
+        active = [one for one in room._active() if not one.retracting]
         victim = choose()
         if victim is None:
             assert len(active) < 2
@@ -172,7 +176,7 @@ def test_retraction_takes_the_lowest_priority_then_the_newest_never_the_oldest(
         assert victim.order == max(equals)
         return victim
 
-    scheduler._retract_one = checked  # type: ignore[method-assign]
+    room._retract_one = checked  # type: ignore[method-assign]
     prompts = {}
     for uid, (priority, length, gap) in enumerate(asks):
         for _ in range(gap):

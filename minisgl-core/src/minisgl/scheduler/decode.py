@@ -1,12 +1,10 @@
-"""Running requests: who decodes next, and who has to give way."""
+"""Running requests: who decodes next."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
 
 RowArray = npt.NDArray[np.int64]
@@ -156,16 +154,3 @@ class DecodeManager:
         tokens = table.launched[rows] + rest.astype(np.int64)
         pages = (tokens + self._page_size - 1) // self._page_size
         return int(np.maximum(pages - table.num_pages[rows], 0).sum())
-
-
-def choose_victim(active: Iterable[RequestState]) -> RequestState | None:
-    """Return who is retracted: lowest priority, then newest, never the oldest of all.
-
-    Returns ``None`` if nobody but the oldest is left.
-    """
-    candidates = [request for request in active if not request.retracting]
-    if len(candidates) < 2:
-        return None
-    oldest = min(candidates, key=lambda request: request.order)
-    others = (request for request in candidates if request is not oldest)
-    return min(others, key=lambda request: (request.priority, -request.order))

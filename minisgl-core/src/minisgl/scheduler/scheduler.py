@@ -28,7 +28,7 @@ from minisgl.request import FinishReason
 from minisgl.scheduler.admission import validate
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.commit import Committer
-from minisgl.scheduler.decode import DecodeManager, choose_victim
+from minisgl.scheduler.decode import DecodeManager
 from minisgl.scheduler.early_aborts import EarlyAborts
 from minisgl.scheduler.interfaces import Observers, StepEngine
 from minisgl.scheduler.launch import LaunchBuilder, LaunchedStep
@@ -36,6 +36,7 @@ from minisgl.scheduler.output import OutputCollector
 from minisgl.scheduler.policy import PolicyName, make_policy
 from minisgl.scheduler.prefill import PrefillManager
 from minisgl.scheduler.request_state import RequestState
+from minisgl.scheduler.room import RoomMaker
 from minisgl.scheduler.stats import request_stats, step_stats
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.token_times import TokenTimes
@@ -95,6 +96,15 @@ class Scheduler:
         self.cache = CacheManager(info.num_pages, info.page_size, prefix_cache, self.table)
         self._decode = DecodeManager(self.table, info.page_size)
         self._prefill = PrefillManager(self.table, self.cache, self._decode, order)
+        self._room = RoomMaker(
+            self.table,
+            self.cache,
+            self._decode,
+            self._prefill,
+            retract=self._retract,
+            drain=self._drain,
+            settle=self._settle,
+        )
         self._launches = LaunchBuilder(
             self.table, self.cache, self._decode, info.eos_token_ids, mixed=mixed
         )
@@ -266,7 +276,7 @@ class Scheduler:
     def _launch_step(self) -> LaunchedStep | None:
         """Choose rows and chunks, and launch them; ``None`` if there is nothing to run."""
         began = time.perf_counter()
-        self._make_room_for_decode()
+        self._room.for_decode()
         num_prompts = self._prefill.num_waiting + len(self._prefill.running)
         budget = self._policy.prefill_budget(len(self._decode), num_prompts)
         admitted = self._prefill.admit(budget)
@@ -274,7 +284,7 @@ class Scheduler:
         if self._times is not None:
             for request in admitted:
                 self._times.open(request)
-        self._make_room_for_oldest_prompt()
+        self._room.for_oldest_prompt()
         chunks, num_decode = self._prefill.chunks(budget), len(self._decode)
         if not chunks and not num_decode:
             return None
@@ -298,62 +308,8 @@ class Scheduler:
         step.host_s = time.perf_counter() - began
         return step
 
-    def _make_room_for_decode(self) -> None:
-        """Give decode rows their next page; retract requests when pages run short."""
-        # A row takes at most one page a step: with two for each nothing has to be counted.
-        if not len(self._decode):
-            return
-        if self.cache.num_available < 2 * len(self._decode):
-            self._relieve_pressure()
-        growing = self._decode.grow()
-        if len(growing):
-            self.cache.extend_by_one(growing)
-
-    def _relieve_pressure(self) -> None:
-        """Retract requests until decode rows have pages for this step and the next.
-
-        Looks one step ahead, so that a victim's token in flight is committed meanwhile. When the
-        pages of this step itself are short, the pipeline drains once.
-        """
-        if self._decode.pages_short(1).sum() > self.cache.num_available:
-            self._drain()
-            while self._decode.pages_short(1).sum() > self.cache.num_available:
-                if not self._retract_one():
-                    break
-                self._settle()
-            return
-        promised = 0
-        while self._decode.pages_short(2).sum() > self.cache.num_available + promised:
-            victim = self._retract_one()
-            if victim is None:
-                break
-            promised += int(self.table.num_pages[victim.row])
-        self._settle()
-
-    def _make_room_for_oldest_prompt(self) -> None:
-        """Let the oldest request's prompt go on when the pool is full: others are retracted."""
-        if not self._prefill.running or self.cache.num_available:
-            return
-        oldest = min(self._active(), key=lambda request: request.order)
-        row, table = oldest.row, self.table
-        if row not in self._prefill.running:
-            return
-        if table.launched[row] < table.num_pages[row] * self.info.page_size:
-            return
-        self._drain()
-        while not self.cache.num_available and self._retract_one():
-            self._settle()
-
-    def _active(self) -> list[RequestState]:
-        """Requests with a row that go on: prefilling ones, then decoding ones."""
-        decoding = (self.table.owner(row) for row in self._decode.rows.tolist())
-        return [*self._prefill.running.values(), *decoding]
-
-    def _retract_one(self) -> RequestState | None:
-        """Choose a victim and stop launching it; ``None`` if only the oldest is left."""
-        victim = choose_victim(self._active())
-        if victim is None:
-            return None
+    def _retract(self, victim: RequestState) -> None:
+        """Launch ``victim`` no more; it waits again once nothing of it is in flight."""
         logger.debug("request %d is retracted: the KV pool is full", victim.uid)
         victim.retracting = True
         victim.num_retractions += 1
@@ -362,7 +318,6 @@ class Scheduler:
         self._prefill.note_retraction()
         self._decode.discard(victim.row)
         self._leaving.append(victim)
-        return victim
 
     def _take_added(self) -> list[RequestState]:
         """Return the owners of rows that got a new one since the last plan."""

@@ -11,6 +11,9 @@ OrderName = Literal["fcfs", "longest-prefix"]
 WINDOW: Final = 8
 """Waiting requests that one step looks at: it never scans the whole queue."""
 
+PREFIX_WINDOW: Final = 32
+"""The same for longest prefix, whose choice is the better the more there are to choose from."""
+
 SKIP_LIMIT: Final = 64
 """So many later requests of its priority may be admitted before one that waits, and no more."""
 
@@ -19,10 +22,10 @@ class WaitingQueue:
     """Requests without a row, by priority, then age.
 
     One pass of admission takes candidates with ``take`` and reports what became of each with
-    ``note_admitted`` or ``note_blocked``; ``put_back`` ends it. A pass looks at the ``WINDOW``
-    first requests only. First come first served takes them in order. Longest prefix takes, of
-    those with the highest priority, the one of which the cache holds most, unless one has been
-    overtaken ``SKIP_LIMIT`` times: that one goes first.
+    ``note_admitted`` or ``note_blocked``; ``put_back`` ends it. A pass looks at the first
+    ``WINDOW`` or ``PREFIX_WINDOW`` requests only. First come first served takes them in order.
+    Longest prefix takes, of those with the highest priority, the one of which the cache holds
+    most, unless one has been overtaken ``SKIP_LIMIT`` times: that one goes first.
 
     Args:
         cached_tokens: how much of a request's prompt the prefix cache holds, for longest prefix;
@@ -31,6 +34,7 @@ class WaitingQueue:
 
     def __init__(self, cached_tokens: Callable[[RequestState], int] | None = None) -> None:
         self._cached_tokens = cached_tokens
+        self._limit = WINDOW if cached_tokens is None else PREFIX_WINDOW
         self._heap: list[tuple[tuple[int, int], RequestState]] = []
         self._window: list[RequestState] = []
         self._blocked: list[RequestState] = []
@@ -47,7 +51,7 @@ class WaitingQueue:
         """
         if any(request.skipped >= SKIP_LIMIT for request in self._blocked):
             return None
-        room = WINDOW - len(self._blocked)
+        room = self._limit - len(self._blocked)
         size = room if self._cached_tokens is not None else min(room, 1)
         while len(self._window) < size and self._heap:
             request = heapq.heappop(self._heap)[1]
@@ -70,7 +74,7 @@ class WaitingQueue:
     def note_blocked(self, request: RequestState) -> bool:
         """``request`` does not fit; returns whether others may be tried before it."""
         self._blocked.append(request)
-        return len(self._blocked) < WINDOW and request.skipped < SKIP_LIMIT
+        return len(self._blocked) < self._limit and request.skipped < SKIP_LIMIT
 
     def put_back(self) -> None:
         """End the pass: all candidates that were not admitted wait again."""
