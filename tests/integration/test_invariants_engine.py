@@ -61,6 +61,7 @@ def alone(model: Path) -> list[tuple[list[int], str]]:
         return [outputs(llm, [place])[0] for place in range(len(PROMPTS))]
 
 
+@pytest.mark.slow
 @given(
     page_size=st.sampled_from([1, 2, 5, 16, 64]),
     spare=st.integers(0, 60),
@@ -103,6 +104,7 @@ def test_invariant_09_the_real_engine_gives_equal_tokens_in_any_set_up(
             assert outputs(llm, places) == [alone[place] for place in places]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, len(PROMPTS) - 1), min_size=1, max_size=8))
 @settings(max_examples=scaled(40))  # an example runs a real model
 def test_invariant_18_outputs_of_the_real_engine_do_not_depend_on_the_batch(

@@ -20,6 +20,7 @@ def ranks() -> Iterator[list[Rank]]:
         process.close()
 
 
+@pytest.mark.slow
 @given(set_up=set_ups(max_spare=1), schedule=schedules(with_aborts=True, max_size=9))
 def test_invariant_13_plans_do_not_depend_on_hash_seed_or_memory(
     ranks: list[Rank], set_up: dict[str, Any], schedule: list[Ask]
