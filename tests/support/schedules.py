@@ -76,12 +76,15 @@ def schedules(*, with_aborts: bool = False, max_size: int = 7) -> st.SearchStrat
 
 
 @st.composite
-def set_ups(draw: st.DrawFn, *, max_spare: int = 2, lazy: bool | None = None) -> dict[str, Any]:
+def set_ups(
+    draw: st.DrawFn, *, max_spare: int = 2, max_budget: int = 40, lazy: bool | None = None
+) -> dict[str, Any]:
     """Everything that must not change a token: arguments of ``Harness``.
 
     Args:
         draw: hypothesis' own.
         max_spare: the pool holds one request, and at most so many more.
+        max_budget: most tokens of a step; a small one makes many chunks.
         lazy: whether the engine works as late as it may; ``None`` draws it.
     """
     page_size = draw(st.sampled_from([1, 2, 3, 4, 16, 64, 256]))
@@ -91,7 +94,7 @@ def set_ups(draw: st.DrawFn, *, max_spare: int = 2, lazy: bool | None = None) ->
         "num_pages": least + draw(st.integers(0, max_spare * least)),
         "max_seq_len": MAX_PROMPT + MAX_TOKENS + 4,
         "rows": draw(st.integers(1, 5)),
-        "budget": draw(st.integers(1, 40)),
+        "budget": draw(st.integers(1, max_budget)),
         "overlap": draw(st.booleans()),
         "mixed": draw(st.booleans()),
         "cache": draw(st.sampled_from(["radix", "naive"])),
