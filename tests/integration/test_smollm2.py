@@ -116,6 +116,20 @@ def test_greedy_output_equals_transformers_token_for_token(
     tally.check()
 
 
+@pytest.mark.slow
+def test_three_ranks_give_the_same_tokens(references: list[Reference]) -> None:
+    """Nine query heads, three KV heads and a tied head, from a GGUF file."""
+    tally, some = Tally(), references[::4]
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    with LLM(
+        MODEL, tensor_parallel_size=3, max_seq_len=512, dtype="float32", progress=False
+    ) as llm:
+        results = llm.generate([one.prompt for one in some], params, progress=False)
+    for reference, result in zip(some, results, strict=True):
+        tally.compare(reference, result.token_ids, "tensor parallel")
+    tally.check()
+
+
 def test_it_answers_in_sensible_english_through_its_chat_template() -> None:
     with LLM(MODEL, progress=False) as llm:
         chat = [{"role": "user", "content": "What is the capital of France?"}]
