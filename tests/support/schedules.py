@@ -55,11 +55,11 @@ def prompts(draw: st.DrawFn) -> tuple[int, ...]:
 
 
 @st.composite
-def asks(draw: st.DrawFn, *, with_aborts: bool = False) -> Ask:
+def asks(draw: st.DrawFn, *, with_aborts: bool = False, last_arrival: int = 12) -> Ask:
     """One request of at most ``MAX_PROMPT + MAX_TOKENS`` tokens."""
     max_tokens = draw(st.integers(1, MAX_TOKENS))
     return Ask(
-        arrival=draw(st.integers(0, 12)),
+        arrival=draw(st.integers(0, last_arrival)),
         prompt=draw(prompts()),
         max_tokens=max_tokens,
         priority=draw(st.integers(0, 2)),
@@ -70,9 +70,12 @@ def asks(draw: st.DrawFn, *, with_aborts: bool = False) -> Ask:
     )
 
 
-def schedules(*, with_aborts: bool = False, max_size: int = 7) -> st.SearchStrategy[list[Ask]]:
+def schedules(
+    *, with_aborts: bool = False, min_size: int = 1, max_size: int = 7, last_arrival: int = 12
+) -> st.SearchStrategy[list[Ask]]:
     """Some requests; their uids are their places."""
-    return st.lists(asks(with_aborts=with_aborts), min_size=1, max_size=max_size)
+    one = asks(with_aborts=with_aborts, last_arrival=last_arrival)
+    return st.lists(one, min_size=min_size, max_size=max_size)
 
 
 @st.composite
