@@ -14,7 +14,7 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from support.server_process import ServerProcess, descendants, running_server, wait_for
-from support.tiny_models import write_tiny_model
+from support.tiny_models import ARCHITECTURES, write_tiny_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,8 +26,10 @@ TIMEOUT = 3
 
 
 @contextlib.contextmanager
-def serving(model: Path, workspace: Path, **options: Any) -> Iterator[ServerProcess]:
-    options["parallel"] = {"tensor_parallel_size": 2, "timeout": TIMEOUT}
+def serving(
+    model: Path, workspace: Path, *, tp: int = 2, **options: Any
+) -> Iterator[ServerProcess]:
+    options["parallel"] = {"tensor_parallel_size": tp, "timeout": TIMEOUT}
     with running_server(
         model, workspace, real_engine=True, cache={"num_pages": 64}, **options
     ) as server:
@@ -83,6 +85,26 @@ def test_answers_equal_those_of_one_rank_and_the_stop_is_clean(tiny: Path, tmp_p
         assert "Traceback" not in server.stderr
         assert "did not stop" not in server.stderr
         assert_nothing_left(server)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tp"),
+    zip(ARCHITECTURES, (2, 4, 2, 4, 2), strict=True),
+    ids=str,
+)
+def test_every_architecture_answers_as_one_rank_does(
+    architecture: str, tp: int, tmp_path: Path
+) -> None:
+    """One rank's answers are transformers', see test_exactness; here they come over HTTP."""
+    model = write_tiny_model(tmp_path / "model", architecture, vocab_size=259)
+    params = SamplingParams(temperature=0, max_tokens=20)
+    with LLM(str(model), progress=False) as llm:
+        expected = llm.generate(PROMPTS, params, progress=False)
+    with serving(model, tmp_path, tp=tp, real_text=True) as server:
+        answers = [ask(server, prompt).json() for prompt in PROMPTS]
+    for answer, result in zip(answers, expected, strict=True):
+        assert answer["usage"]["completion_tokens"] == len(result.token_ids)
+        assert answer["choices"][0]["text"] == result.text
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "generating"])
