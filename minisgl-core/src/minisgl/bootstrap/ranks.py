@@ -1,5 +1,6 @@
 """Tensor parallelism: one engine out of several ranks, each in a process of its own."""
 
+import gc
 import pickle
 from dataclasses import dataclass
 
@@ -79,6 +80,9 @@ def serve_rank(link: RankLink) -> None:
     site = survey(job.settings, host)
     engine = build_engine(site, link.connect(), progress=False)
     keeper = DigestKeeper(link.progress)
+    # What the start has made stays: collections of garbage need not look at it again.
+    gc.collect()
+    gc.freeze()
     for frame in link.plans():
         words = np.frombuffer(frame, dtype=np.int32)
         number = PlanLayout.of(words).number

@@ -1,5 +1,7 @@
 """The scheduler process: the composition root behind ZMQ sockets."""
 
+import gc
+
 from minisgl.message.sockets import Addresses
 from minisgl.message.status import StatusSender
 from minisgl.plugins.host import Fingerprint
@@ -35,6 +37,9 @@ def scheduler_main(
         host.check_fingerprint(expected_plugins)
     transport = ZmqTransport(addresses)
     scheduler = build_scheduler(settings, transport, host, progress=True)
+    # What the start has made stays: collections of garbage need not look at it again (0.1 s each).
+    gc.collect()
+    gc.freeze()
     try:
         status.ready({"max_seq_len": scheduler.info.max_seq_len})
         scheduler.run()
