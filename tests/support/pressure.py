@@ -1,5 +1,8 @@
 """Counts evictions and retractions of an ``LLM``: a test of page pressure must see some."""
 
+import numpy as np
+import numpy.typing as npt
+
 from minisgl import LLM
 
 
@@ -12,7 +15,7 @@ class Pressure:
         cache = self._scheduler.cache.prefix_cache
         evict = cache.evict
 
-        def counted(num_pages: int) -> list[int]:
+        def counted(num_pages: int) -> npt.NDArray[np.int32]:
             pages = evict(num_pages)
             self.num_evicted += len(pages)
             return pages

@@ -134,9 +134,9 @@ def test_a_parent_is_as_recently_used_as_its_children_were() -> None:
     kept = cache.insert(array(2), array(2)).handle
     cache.lock(kept)
     cache.insert(array(1, 3), array(9, 3))
-    assert cache.evict(1) == [3], "the other leaf is locked"
+    assert cache.evict(1).tolist() == [3], "the other leaf is locked"
     cache.unlock(kept)
-    assert cache.evict(2) == [2, 1]
+    assert cache.evict(2).tolist() == [2, 1]
 
 
 def test_a_split_of_a_locked_edge_leaves_both_parts_locked() -> None:
@@ -159,7 +159,7 @@ def test_what_is_evicted_is_not_looked_up_any_more() -> None:
     cache = RadixPrefixCache(1, block_pages=2)
     tokens = np.arange(6, dtype=np.int32)
     cache.insert(tokens, tokens + 1)
-    assert cache.evict(3) == [5, 6, 4]
+    assert cache.evict(3).tolist() == [5, 6, 4]
     cache.check()
     query = np.append(tokens, 9).astype(np.int32)
     assert cache.match(query).pages.tolist() == [1, 2, 3]

@@ -65,7 +65,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @rule(num_pages=st.integers(1, 6))
     def evict(self, num_pages: int) -> None:
         num_evictable = self.plain.num_evictable
-        pages = self.cache.evict(num_pages)
+        pages = self.cache.evict(num_pages).tolist()
         gone = self.plain.forget(pages)
         self.evicted(pages, gone, min(num_pages, num_evictable))
 
@@ -195,6 +195,6 @@ def test_invariant_06_a_match_is_the_longest_whole_page_prefix_and_leaves_no_tra
             twin.insert(ids(whole), ids(own))
     assert cache.num_evictable_pages == twin.num_evictable_pages == len(plain.pages)
     while plain.pages:
-        pages = cache.evict(1)
-        assert pages == twin.evict(1)
+        pages = cache.evict(1).tolist()
+        assert pages == twin.evict(1).tolist()
         plain.forget(pages)

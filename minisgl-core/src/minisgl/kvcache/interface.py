@@ -127,10 +127,10 @@ class PrefixCache(ABC):
         """Undo one ``lock``."""
 
     @abstractmethod
-    def evict(self, num_pages: int) -> list[int]:
+    def evict(self, num_pages: int) -> PageArray:
         """Forget unlocked pages, least recently used first; returns them, now the caller's.
 
-        Returns at least ``num_pages`` of them, or all that can be evicted.
+        Returns at least ``num_pages`` of them, or all that can be evicted, int32 ``[n]``.
         """
 
     @property

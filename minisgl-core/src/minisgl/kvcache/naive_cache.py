@@ -31,9 +31,9 @@ class NaivePrefixCache(PrefixCache):
     def unlock(self, handle: CacheHandle) -> None:
         """Nothing was locked."""
 
-    def evict(self, num_pages: int) -> list[int]:  # noqa: ARG002
+    def evict(self, num_pages: int) -> PageArray:  # noqa: ARG002
         """Return nothing."""
-        return []
+        return self._nothing.pages
 
     @property
     def num_evictable_pages(self) -> int:

@@ -125,10 +125,11 @@ class RadixPrefixCache(PrefixCache):
             node = node.parent
             node.held_children -= 1
 
-    def evict(self, num_pages: int) -> list[int]:
+    def evict(self, num_pages: int) -> PageArray:
         """Forget pages of unlocked leaves, least recently used first, each from its end."""
-        evicted: list[int] = []
-        while len(evicted) < num_pages and self._leaves:
+        evicted: list[bytes] = []
+        left = num_pages
+        while left > 0 and self._leaves:
             time, _, node = heapq.heappop(self._leaves)
             node.queued = False
             if node.locks or node.children:
@@ -136,9 +137,10 @@ class RadixPrefixCache(PrefixCache):
             if node.last_used != time:
                 self._queue_if_evictable(node)
                 continue
-            evicted.extend(self._shorten(node, num_pages - len(evicted)))
-        self._num_pages -= len(evicted)
-        return evicted
+            evicted.append(self._shorten(node, left))
+            left -= len(evicted[-1]) // _WIDTH
+        self._num_pages -= num_pages - left
+        return _to_pages(b"".join(evicted))
 
     def pages_of(self, handle: CacheHandle) -> PageArray:
         """Return the pages of a locked handle, int32 ``[n]``."""
@@ -288,13 +290,16 @@ class RadixPrefixCache(PrefixCache):
         upper.children[node.tokens[: self._page_bytes]] = node
         return upper
 
-    def _shorten(self, node: Node, num_pages: int) -> list[int]:
-        """Take at most ``num_pages`` off the end of a leaf; an empty leaf leaves the tree."""
+    def _shorten(self, node: Node, num_pages: int) -> bytes:
+        """Take at most ``num_pages`` off the end of a leaf; an empty leaf leaves the tree.
+
+        Returns the ids of those pages.
+        """
         if node.block is not None:
             del node.block.home.blocks[node.block.tokens]
             node.block = None
         keep = max(node.end - node.start - num_pages, 0)
-        evicted: list[int] = _to_pages(node.pages[keep * _WIDTH :]).tolist()
+        evicted = node.pages[keep * _WIDTH :]
         if keep:
             node.end = node.start + keep
             node.pages = node.pages[: keep * _WIDTH]

@@ -155,8 +155,7 @@ class CacheManager:
     def _allocate(self, num_pages: int) -> PageArray:
         missing = num_pages - len(self._free)
         if missing > 0:
-            evicted = self.prefix_cache.evict(missing + self._evict_ahead)
-            self._free.give_back(np.array(evicted, dtype=np.int32))
+            self._free.give_back(self.prefix_cache.evict(missing + self._evict_ahead))
         return self._free.take(num_pages)
 
     def _write_front(self, row: int, first_column: int, pages: PageArray) -> None:

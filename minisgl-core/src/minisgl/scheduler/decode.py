@@ -142,9 +142,13 @@ class DecodeManager:
     def grow(self) -> RowArray:
         """Return the rows whose next token needs a new page, int64; they must get it now."""
         current = self.current()
-        full = (current.lengths == current.full_at).nonzero()[0]
-        current.full_at[full] += self._page_size
-        growing: RowArray = current.rows[full]
+        full = current.lengths == current.full_at
+        if full.all():  # as always with pages of one token
+            current.full_at += self._page_size
+            return current.rows
+        places = full.nonzero()[0]
+        current.full_at[places] += self._page_size
+        growing: RowArray = current.rows[places]
         return growing
 
     def growth_estimate(self, ratio: float) -> int:
