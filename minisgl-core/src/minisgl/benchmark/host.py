@@ -28,6 +28,10 @@ from minisgl.scheduler.zmq_transport import ZmqTransport
 PROMPT_TOKENS = 256
 COHORT_STEPS = 2000
 CHECK_EVERY = 1000
+WARM_UP = 3
+"""Cohorts that are not measured: after them the pool is full of old prefixes, and the process has
+most of its memory. Memory that the system has never handed out before costs microseconds a page."""
+
 SETTLED_AFTER = 10
 """Cohorts after which the process has all its memory: the prefix cache is full by then."""
 
@@ -184,7 +188,8 @@ class _Run:
     def measure(self) -> HostResult:
         """Run cohorts until all decode steps are measured."""
         result, settled, before = self._result, 0, 0
-        self._run_cohort(HostResult(0, 0, 0), 200)  # warms up
+        for _ in range(WARM_UP):
+            self._run_cohort(HostResult(0, 0, 0), COHORT_STEPS)
         while (left := self._num_steps - result.decode.num_steps) > 0:
             self._run_cohort(result, min(left, COHORT_STEPS))
             if self._num_cohorts == SETTLED_AFTER:
