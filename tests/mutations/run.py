@@ -31,6 +31,7 @@ TIMEOUT_S = 180
 
 # Errors that say that the patched code is no program, or that hypothesis found no examples.
 _NO_VERDICT = {
+    "AttributeError",
     "FailedHealthCheck",
     "ImportError",
     "IndentationError",
@@ -38,6 +39,7 @@ _NO_VERDICT = {
     "ModuleNotFoundError",
     "NameError",
     "SyntaxError",
+    "TypeError",
     "UnboundLocalError",
     "Unsatisfiable",
 }

@@ -22,6 +22,7 @@ from minisgl.engine.staging import PlanStager
 VOCAB = 11
 EOS = 1
 _EMPTY = -1
+_GARBAGE = VOCAB + 1
 
 
 def next_token(sequence: list[int]) -> int:
@@ -72,11 +73,22 @@ class FakeResult:
         """Let the stream run up to this step and return its tokens."""
         while self._number not in self._engine.results:
             self._engine.run_next()
-        return self._engine.results.pop(self._number)
+        tokens = self._engine.results.pop(self._number)
+        if tokens is None:
+            raise RuntimeError("injected late failure")
+        return tokens
 
 
 class FakeEngine:
-    """Applies plans in order, late, and checks what it is told to write."""
+    """Applies plans in order, late, and checks what it is told to write.
+
+    Args:
+        num_pages, page_size, max_seq_len, max_running_requests: its ``EngineInfo``.
+        lazy: run a step when its result is asked for, not when it is launched.
+        fail_at: of which plans the launch raises; they change the row state and compute nothing.
+        fail_late_at: of which plans the result raises, when later ones may be in flight; what
+            they should have written is garbage.
+    """
 
     def __init__(
         self,
@@ -87,6 +99,7 @@ class FakeEngine:
         max_running_requests: int,
         lazy: bool = True,
         fail_at: Callable[[BatchPlan], bool] = lambda plan: False,
+        fail_late_at: Callable[[BatchPlan], bool] = lambda plan: False,
     ) -> None:
         self.info = EngineInfo(
             architecture="Fake",
@@ -103,6 +116,7 @@ class FakeEngine:
         )
         self._lazy = lazy
         self._fail_at = fail_at
+        self._fail_late_at = fail_late_at
         width = -(-max_seq_len // page_size)
         self._table = np.zeros((max_running_requests, width), dtype=np.int32)
         self._last = np.zeros(max_running_requests, dtype=np.int32)
@@ -113,7 +127,8 @@ class FakeEngine:
         self._kv = np.full((num_pages + 1) * page_size, _EMPTY, dtype=np.int64)
         self._stager = PlanStager()
         self._queue: deque[tuple[int, IntArray, bool]] = deque()
-        self.results: dict[int, npt.NDArray[np.int32]] = {}
+        self.results: dict[int, npt.NDArray[np.int32] | None] = {}
+        self._late_failures: set[int] = set()
         self.plans: list[BatchPlan] = []
         self._next = 0
 
@@ -123,6 +138,8 @@ class FakeEngine:
         self._next += 1
         self.plans.append(plan)
         fails = self._fail_at(plan)
+        if self._fail_late_at(plan):
+            self._late_failures.add(plan.number)
         self._queue.append((plan.number, self._stager.stage(plan), fails))
         if fails:
             raise RuntimeError("injected failure")
@@ -150,10 +167,15 @@ class FakeEngine:
         assert plan.number == number, "a staging buffer was written again before its step ran"
         self._apply(plan)
         launches = self._launches(plan)
-        if not failed:
-            self.results[number] = np.array(
-                [token for launch in launches for token in self._launch(launch)], dtype=np.int32
-            )
+        if failed:
+            return
+        tokens = [token for launch in launches for token in self._launch(launch)]
+        self.results[number] = np.array(tokens, dtype=np.int32)
+        if number in self._late_failures:
+            self.results[number] = None
+            for part in (part for launch in launches for part in launch):
+                for position in range(part.start, part.end):
+                    self._kv[self._slot(part.row, position)] = _GARBAGE * 1000 + position
 
     def _apply(self, plan: BatchPlan) -> None:
         for added in plan.added:
@@ -194,7 +216,7 @@ class FakeEngine:
             tokens = [int(self._last[part.row])] if part.tokens is None else part.tokens
             part.end = part.start + len(tokens)
             for position, token in enumerate(tokens, part.start):
-                slot = int(self._table[part.row, position // size]) * size + position % size
+                slot = self._slot(part.row, position)
                 assert slot >= size, "a real row writes to the dummy page"
                 assert slot not in written, "two rows write to one slot"
                 written.add(slot)
@@ -211,9 +233,11 @@ class FakeEngine:
                 self._last[row] = token
         return sampled
 
-    def _read(self, row: int, position: int) -> int:
+    def _slot(self, row: int, position: int) -> int:
         size = self.info.page_size
-        slot = int(self._table[row, position // size]) * size + position % size
-        token, stored_position = divmod(int(self._kv[slot]), 1000)
+        return int(self._table[row, position // size]) * size + position % size
+
+    def _read(self, row: int, position: int) -> int:
+        token, stored_position = divmod(int(self._kv[self._slot(row, position)]), 1000)
         assert stored_position == position, "a page holds another position's K and V"
         return token

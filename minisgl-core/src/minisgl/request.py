@@ -155,6 +155,9 @@ def _shortened(value: object) -> str:
 class StepStats:
     """One finished step, for observers.
 
+    Counts of requests, pages and retractions are those of the moment when the step was processed:
+    with overlap the next one has been planned by then. A step that fails has no statistics.
+
     Attributes:
         step: number of the step, from 0.
         num_decode_rows, num_prefill_rows: rows of the step.
@@ -166,7 +169,8 @@ class StepStats:
         num_queried_tokens: prompt tokens of all requests that were admitted since the start.
         num_cached_tokens: how many of them the prefix cache supplied.
         num_retracted: retractions since the start.
-        host_us: host time of planning, launching and processing, in microseconds.
+        host_us: host time of planning, launching and processing, in microseconds, without waiting
+            for the device, and without the computation itself where a launch does it (on a CPU).
     """
 
     step: int

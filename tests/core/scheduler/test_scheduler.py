@@ -1,6 +1,12 @@
 """The scheduler by example; its laws are in the ``test_invariants_*`` beside this file."""
 
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from support.fake_engine import generate
+from support.schedules import Ask, play, schedules, set_ups, submit
 from support.scheduling import Harness
 
 
@@ -120,3 +126,50 @@ def test_what_a_failed_step_should_have_computed_is_never_shared() -> None:
     harness.finish()
     assert harness.clients[1].num_cached == 8, "the two chunks before it were computed"
     assert harness.clients[1].tokens == generate(prompt, 4)
+
+
+EARLY = {"early": (0,), "twice": (0, 1), "late": (), "both": (1,)}
+"""Which launches of four fail, by the kind of failure."""
+
+
+@given(
+    set_ups(max_budget=6),  # prompts of several chunks
+    st.sampled_from([1, 2, 4]),
+    schedules(last_arrival=4),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(sorted(EARLY))), min_size=1, max_size=3),
+)
+def test_failed_steps_end_their_own_requests_and_spoil_nothing(
+    set_up: dict[str, Any],
+    page_size: int,
+    schedule: list[Ask],
+    failures: list[tuple[int, str]],
+) -> None:
+    """Launches fail, and results fail while the next step is in flight, up to two in a row.
+
+    Catches: pages that a failed step should have written, cached because a later step of the same
+    request was processed; a staging buffer that is written again while a failed plan is on its way.
+    """
+    early = {4 * n + place for n, kind in failures for place in EARLY[kind]}
+    late = {4 * n for n, kind in failures if kind in {"late", "both"}} - early
+    broken = True
+    small = {"page_size": page_size, "num_pages": 120 // page_size, "cache": "radix"}
+    harness = Harness(
+        **{**set_up, **small},
+        fail_at=lambda plan: broken and plan.number in early,
+        fail_late_at=lambda plan: broken and plan.number in late,
+    )
+    play(harness, schedule)
+    for uid, ask in enumerate(schedule):
+        client = harness.clients[uid]
+        if client.reasons == ["error"]:
+            assert client.tokens == ask.tokens[: len(client.tokens)]
+            assert "injected" in client.failures[0]
+        else:
+            assert client.tokens == ask.tokens
+            assert client.reasons == [ask.reason]
+    broken = False
+    for uid, ask in enumerate(schedule, start=100):
+        submit(harness, uid, ask)
+    harness.finish()
+    for uid, ask in enumerate(schedule, start=100):
+        assert harness.clients[uid].tokens == ask.tokens, "a failed step's pages were shared"

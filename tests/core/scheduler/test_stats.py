@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.message import StopFound
-from minisgl.scheduler import commit, stats, token_times
+from minisgl.scheduler import commit, scheduler, stats, token_times
+from support.fake_engine import FakeResult
 from support.scheduling import Harness
 
 
@@ -168,3 +169,28 @@ def test_nothing_is_built_when_nobody_observes(monkeypatch: pytest.MonkeyPatch) 
     harness.finish()
     assert len(harness.clients[0].tokens) == 4
     assert commit.TokenTimes is token_times.TokenTimes
+
+
+def test_host_time_is_neither_waiting_nor_the_work_of_another_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a step that had to drain the pipeline, and counts the wait for the one before it."""
+    clock = [0.0]
+
+    def now() -> float:
+        clock[0] += 1e-6
+        return clock[0]
+
+    def tokens_after_a_while(result: FakeResult) -> np.ndarray:
+        clock[0] += 1000
+        return tokens(result)
+
+    tokens = FakeResult.tokens
+    monkeypatch.setattr(FakeResult, "tokens", tokens_after_a_while)
+    monkeypatch.setattr(scheduler.time, "perf_counter", now)
+    harness = Harness(page_size=1, num_pages=30, max_seq_len=28, rows=4, budget=8)
+    for uid in range(4):
+        harness.submit(uid, [uid + 2] * 7, max_tokens=18, min_tokens=18)
+    harness.finish()
+    assert harness.scheduler.num_retractions > 0
+    assert all(0 < step.host_us < 1000 for step in harness.recorder.steps)

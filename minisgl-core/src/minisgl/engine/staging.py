@@ -7,8 +7,9 @@ import torch
 from minisgl.engine.plan import BatchPlan, IntArray
 from minisgl.engine.plan_codec import encode_plan, plan_words
 
-DEPTH: Final = 3
-"""Buffers in turn. At most two steps are unprocessed at any time, so the third is free."""
+DEPTH: Final = 4
+"""Buffers in turn. Two steps may be unprocessed, and before them two launches may have failed, for
+whose result nobody waits (a third failure in a row ends the scheduler)."""
 
 _INITIAL_WORDS: Final = 1 << 14
 
@@ -16,8 +17,8 @@ _INITIAL_WORDS: Final = 1 << 14
 class PlanStager:
     """Packs plans into a ring of preallocated buffers; nothing is allocated in steady state.
 
-    A buffer is written again ``DEPTH`` plans later. By then the result of its step has been
-    processed, so whoever copies from it has finished.
+    A buffer is written again ``DEPTH`` plans later. By then the result of its step, or of one
+    after it, has been processed, so whoever copies from it has finished.
 
     Args:
         pin: page-locked memory, from which a GPU copies while the host goes on.

@@ -71,21 +71,23 @@ class Committer:
     def _commit_decode(
         self, step: LaunchedStep, decode: DecodeSet, tokens: TokenArray, *, all_live: bool
     ) -> list[Ending]:
-        table, rows, ends = self._table, decode.rows, step.ends
+        table, rows, ends, uids = self._table, decode.rows, step.ends, decode.uid_bytes
+        places = self._ending_places(decode, tokens, step.last)
+        endings = [(int(rows[place]), reason) for place, reason in sorted(places.items())]
+        if not all_live:
+            # Tokens of requests that have ended meanwhile were speculative: they are dropped. Nor
+            # is anything cached of them: a step that they were computed from may have failed.
+            live = table.live[rows]
+            rows, ends, tokens = rows[live], ends[live], tokens[live]
+            uids = decode.uids[live].astype("<i8").tobytes()
+            endings = [(row, reason) for row, reason in endings if table.live[row]]
         table.tokens[rows, ends] = tokens
         table.committed[rows] = ends
         table.num_tokens[rows] = ends + 1
         if self._times is not None:
             self._times.record(rows, ends, time.monotonic())
-        places = self._ending_places(decode, tokens, step.last)
-        if all_live:
-            self._output.add(decode.uid_bytes, tokens)
-        else:
-            # Tokens of requests that have ended meanwhile were speculative: they are dropped.
-            live = table.live[rows]
-            self._output.add(decode.uids[live].astype("<i8").tobytes(), tokens[live])
-            places = {place: reason for place, reason in places.items() if live[place]}
-        return [(table.owner(int(rows[place])), reason) for place, reason in sorted(places.items())]
+        self._output.add(uids, tokens)
+        return [(table.owner(row), reason) for row, reason in endings]
 
     def _ending_places(
         self, decode: DecodeSet, tokens: TokenArray, last: RowArray | None
@@ -110,9 +112,9 @@ class Committer:
         for chunk in step.chunks:
             request, row = chunk.request, chunk.request.row
             token = next(sampled) if chunk.is_last else None
-            table.committed[row] = chunk.start + chunk.length
             if request.terminal is not None:
                 continue
+            table.committed[row] = chunk.start + chunk.length
             if token is not None:
                 end = int(table.num_tokens[row])
                 table.tokens[row, end] = token

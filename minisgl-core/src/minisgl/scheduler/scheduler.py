@@ -131,6 +131,7 @@ class Scheduler:
         self._num_ended = 0
         self._last_processed = -1
         self._num_failed_steps = 0
+        self._drained_s = 0.0
         self.num_processed_steps = 0
         self.num_retractions = 0
 
@@ -275,7 +276,7 @@ class Scheduler:
 
     def _launch_step(self) -> LaunchedStep | None:
         """Choose rows and chunks, and launch them; ``None`` if there is nothing to run."""
-        began = time.perf_counter()
+        began, self._drained_s = time.perf_counter(), 0.0
         self._room.for_decode()
         num_prompts = self._prefill.num_waiting + len(self._prefill.running)
         budget = self._policy.prefill_budget(len(self._decode), num_prompts)
@@ -297,6 +298,8 @@ class Scheduler:
         for chunk in chunks:
             if chunk.is_last:
                 del self._prefill.running[chunk.request.row]
+        planned = time.perf_counter()
+        step.host_s = planned - began - self._drained_s
         try:
             step.result = self._engine.forward_batch(step.plan)
         except EngineLostError:
@@ -305,7 +308,8 @@ class Scheduler:
             self._process_pending()
             self._fail_step(step, error)
             return None
-        step.host_s = time.perf_counter() - began
+        if self.info.asynchronous:  # else it has computed the step, which is not the host's work
+            step.host_s += time.perf_counter() - planned
         return step
 
     def _retract(self, victim: RequestState) -> None:
@@ -329,8 +333,10 @@ class Scheduler:
 
     def _drain(self) -> None:
         """Process the step in flight now, so that everything launched is committed."""
+        began = time.perf_counter()
         self._process_pending()
         self._settle()
+        self._drained_s += time.perf_counter() - began
 
     def _process_pending(self) -> None:
         if self._pending is not None:
