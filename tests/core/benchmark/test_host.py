@@ -23,6 +23,9 @@ def test_decode_steps_are_measured_and_staged_bytes_compared(
     parts = sum(decode[name] for name in ("receive", "choose", "stage", "commit", "send"))
     assert parts == pytest.approx(decode["mean"])
     assert prefill["steps"] >= 1
+    serving = result.serving.summary()
+    assert serving["steps"] == 150
+    assert serving["tokens"] > 6, "prompts of newcomers are among them"
     assert result.num_comparisons >= 7
 
 

@@ -32,6 +32,9 @@ WARM_UP = 3
 """Cohorts that are not measured: after them the pool is full of old prefixes, and the process has
 most of its memory. Memory that the system has never handed out before costs microseconds a page."""
 
+SERVING_TOKENS = 512
+"""Tokens that each request of the serving steps generates."""
+
 SETTLED_AFTER = 10
 """Cohorts after which the process has all its memory: the prefix cache is full by then."""
 
@@ -87,7 +90,8 @@ class HostResult:
 
     Attributes:
         rows, page_size: the set-up.
-        decode, prefill: steps without and with prompt chunks.
+        decode, prefill: steps without and with prompt chunks, of requests in cohorts.
+        serving: steps of both kinds, while each request that ends is replaced by a new one.
         num_comparisons: how often the staged bytes were compared with the scheduler's state.
         memory_growth: bytes that the process grew by after ``SETTLED_AFTER`` cohorts; ``None`` if
             it ran no more.
@@ -99,6 +103,7 @@ class HostResult:
         self.page_size = page_size
         self.decode = Samples(num_steps)
         self.prefill = Samples(num_steps)
+        self.serving = Samples(num_steps)
         self.num_comparisons = 0
         self.memory_growth: int | None = None
         self.settled_steps = 0
@@ -110,6 +115,7 @@ class HostResult:
             "page_size": self.page_size,
             "decode": self.decode.summary(),
             "prefill": self.prefill.summary(),
+            "serving": self.serving.summary(),
             "comparisons": self.num_comparisons,
             "memory_growth_bytes": self.memory_growth,
             "memory_growth_steps": self.settled_steps,
@@ -126,6 +132,7 @@ class TimedTransport:
     def __init__(self, inner: ZmqTransport) -> None:
         self._inner = inner
         self.requests: list[BackendMessage] = []
+        self.num_ended = 0
         self.send_s = 0.0
 
     def receive(self, timeout: float | None) -> list[BackendMessage]:
@@ -140,6 +147,7 @@ class TimedTransport:
         began = time.perf_counter()
         self._inner.send(batch)
         self.send_s += time.perf_counter() - began
+        self.num_ended += len(batch.finished_uids)
 
     def pong(self, message: Pong) -> None:
         """Nobody asks."""
@@ -150,7 +158,8 @@ def bench_host(
 ) -> HostResult:
     """Measure ``num_steps`` decode steps of ``rows`` requests, and the prefill steps before them.
 
-    Requests come in cohorts: all prompts at once, then decode steps until all have ended.
+    Requests come in cohorts: all prompts at once, then decode steps until all have ended. Then as
+    many steps are measured while requests come and go one by one.
     """
     with _sink() as transport:
         return _Run(rows, page_size, prompt, num_steps, transport).measure()
@@ -183,6 +192,7 @@ class _Run:
         self._num_steps = num_steps
         self._result = HostResult(rows, page_size, num_steps)
         self._num_cohorts = 0
+        self._num_sent = 0
         self._since_check = 0
 
     def measure(self) -> HostResult:
@@ -197,22 +207,39 @@ class _Run:
         if self._num_cohorts > SETTLED_AFTER:
             result.memory_growth = self._resident_bytes() - settled
             result.settled_steps = result.decode.num_steps - before
+        self._serve(result.serving)
         return result
 
     def _run_cohort(self, result: HostResult, num_steps: int) -> None:
         """Start ``rows`` requests that end after ``num_steps`` decode steps, and run them."""
         self._num_cohorts += 1
-        rows = self._engine.info.max_running_requests
-        params = SamplingParams(max_tokens=num_steps + 1, ignore_eos=True)
-        for row in range(rows):
-            length = int(self._random.integers(self._prompt // 2, self._prompt + 1))
-            prompt = self._random.integers(VOCAB_SIZE - 1, size=length, dtype=np.int32)
-            uid = self._num_cohorts * rows + row
-            self._transport.requests.append(GenerateRequest(uid, prompt.tobytes(), params))
+        for _ in range(self._engine.info.max_running_requests):
+            self._send(num_steps + 1)
         while self._transport.requests or self._scheduler.has_work:
             self._step(result)
 
-    def _step(self, result: HostResult) -> None:
+    def _serve(self, serving: Samples) -> None:
+        """Keep all rows busy with requests of different ages, for half as many steps first."""
+        warm_up = Samples(self._num_steps // 2)
+        for _ in range(self._engine.info.max_running_requests):
+            self._send(int(self._random.integers(1, SERVING_TOKENS + 1)))
+        for samples, num_steps in ((warm_up, self._num_steps // 2), (serving, self._num_steps)):
+            while samples.num_steps < num_steps:
+                alive = self._num_sent - self._transport.num_ended
+                for _ in range(self._engine.info.max_running_requests - alive):
+                    self._send(SERVING_TOKENS)
+                self._step(self._result, samples)
+
+    def _send(self, num_tokens: int) -> None:
+        """Send one request for ``num_tokens`` tokens."""
+        length = int(self._random.integers(self._prompt // 2, self._prompt + 1))
+        prompt = self._random.integers(VOCAB_SIZE - 1, size=length, dtype=np.int32)
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        self._num_sent += 1
+        self._transport.requests.append(GenerateRequest(self._num_sent, prompt.tobytes(), params))
+
+    def _step(self, result: HostResult, samples: Samples | None = None) -> None:
+        """Run one step; counted among ``samples``, or the result's of its kind."""
         engine, scheduler, transport = self._engine, self._scheduler, self._transport
         engine.last_plan, transport.send_s = None, 0.0
         cpu_began, began = time.thread_time(), time.perf_counter()
@@ -229,9 +256,9 @@ class _Run:
                 "commit": ended - engine.staged_at - transport.send_s,
                 "send": transport.send_s,
             }
-            kind = result.prefill if len(plan.chunks) else result.decode
+            of_kind = result.prefill if len(plan.chunks) else result.decode
             microseconds = {name: value * 1e6 for name, value in parts.items()}
-            kind.add(microseconds, cpu * 1e6, plan.num_tokens)
+            (samples or of_kind).add(microseconds, cpu * 1e6, plan.num_tokens)
         self._since_check += 1
         if plan is not None and not len(plan.chunks) and self._since_check >= CHECK_EVERY:
             self._check(result)

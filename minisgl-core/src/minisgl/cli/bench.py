@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests at once (default: 1,32,256,1024)",
     )  # fmt: skip
     host.add_argument(
-        "--page-sizes", type=_numbers, default=(16, 1), metavar="N,...",
+        "--page-sizes", type=_page_sizes, default=(16, 1), metavar="N,...",
         help="tokens a page (default: 16,1)",
     )  # fmt: skip
     host.add_argument(
@@ -65,6 +65,7 @@ def _print(result: "HostResult") -> None:  # type: ignore[name-defined]  # noqa:
     for kind, summary in (
         ("decode", result.decode.summary()),
         ("prefill", result.prefill.summary()),
+        ("serving", result.serving.summary()),
     ):
         if summary["steps"]:
             cells = "".join(
@@ -101,6 +102,13 @@ def _number(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise SettingsError(f"a number of at least 1 is needed, got {text!r}")
     return int(text)
+
+
+def _page_sizes(text: str) -> tuple[int, ...]:
+    sizes = _numbers(text)
+    if max(sizes) > 256:
+        raise SettingsError(f"--page-sizes: a page has at most 256 tokens, got {max(sizes)}")
+    return sizes
 
 
 def _numbers(text: str) -> tuple[int, ...]:
