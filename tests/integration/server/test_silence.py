@@ -60,7 +60,7 @@ def assert_gone(server: ServerProcess) -> None:
     assert "Traceback" not in server.stderr
 
 
-def num_running(server: ServerProcess) -> int:
+def num_accepted(server: ServerProcess) -> int:
     return sum(event.startswith("generate") for event in server.events)
 
 
@@ -71,7 +71,7 @@ def test_a_stopped_worker_ends_the_server_and_every_open_request(model, tmp_path
     ) as server:
         server.wait_ready()
         clients = [Client(server, stream=stream) for stream in (True, False)]
-        wait_for(lambda: num_running(server) == 2, "both requests")
+        wait_for(lambda: num_accepted(server) == 2, "both requests")
         pid = server.children()[victim]
         os.kill(pid, signal.SIGSTOP)
         streamed, plain = [client.end() for client in clients]
@@ -106,9 +106,9 @@ def test_a_worker_that_is_stopped_while_it_starts_ends_the_start(model, tmp_path
         assert_gone(server)
 
 
-@pytest.mark.parametrize("busy", ["asleep", "computing"])
+@pytest.mark.parametrize("busy", [pytest.param("asleep", marks=pytest.mark.slow), "computing"])
 def test_a_step_longer_than_the_limit_is_no_silence(model, tmp_path, busy) -> None:
-    fake = {"first_step": 3 * LIMIT, "computing": busy == "computing"}
+    fake = {"first_step": 2 * LIMIT + 1, "computing": busy == "computing"}
     with running_server(model, tmp_path, fake=fake, silence={"serving": LIMIT}) as server:
         server.wait_ready()
         body = {"prompt": "abc", "max_tokens": 3}
@@ -138,6 +138,7 @@ def test_a_server_that_was_suspended_itself_takes_nobody_for_dead(model, tmp_pat
         assert_gone(server)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_does_not_outlast_a_drain(model, tmp_path) -> None:
     with running_server(
         model,
@@ -148,7 +149,7 @@ def test_a_stopped_worker_does_not_outlast_a_drain(model, tmp_path) -> None:
     ) as server:
         server.wait_ready()
         client = Client(server, stream=True)
-        wait_for(lambda: num_running(server) == 1, "the request")
+        wait_for(lambda: num_accepted(server) == 1, "the request")
         os.kill(server.children()["scheduler"], signal.SIGSTOP)
         server.kill()
         assert "no sign of life" in client.end().text
