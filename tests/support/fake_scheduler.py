@@ -3,7 +3,8 @@
 Speaks the real messages through the real transport, so that everything around it can be tested
 without torch. ``backend_options.fake`` steers it: ``delay`` (seconds a step), ``log`` (file that
 gets a line for each event), ``fail`` (how to fail at start: ``load``, ``crash`` or ``exit``),
-``startup`` (seconds until ready), ``deaf`` (ignore ``Shutdown``).
+``startup`` (seconds until ready), ``deaf`` (ignore ``Shutdown``), ``first_step`` (seconds that the
+first step with a request takes, in Python if ``computing``, else asleep).
 """
 
 import os
@@ -68,6 +69,8 @@ class EchoScheduler:
         self._transport = transport
         self._delay = float(options.get("delay", 0))
         self._deaf = bool(options.get("deaf", False))
+        self._first_step = float(options.get("first_step", 0))
+        self._computes = bool(options.get("computing", False))
         self._log = Path(options["log"]) if "log" in options else None
         self._running: dict[int, _Running] = {}
         self._num_steps = 0
@@ -134,6 +137,8 @@ class EchoScheduler:
 
     def _step(self) -> None:
         batch, self._pending = self._pending, _Batch()
+        if self._running:
+            self._be_busy()
         for uid, running in list(self._running.items()):
             request = running.request
             prompt, params = request.prompt, request.params
@@ -153,6 +158,12 @@ class EchoScheduler:
         if not batch.is_empty:
             self._num_steps += 1
             self._transport.send(batch.message())
+
+    def _be_busy(self) -> None:
+        until, self._first_step = time.monotonic() + self._first_step, 0.0
+        while (left := until - time.monotonic()) > 0:
+            if not self._computes:
+                time.sleep(left)
 
     def _note(self, line: str) -> None:
         if self._log is not None:

@@ -1,7 +1,8 @@
 """``python run_fake_server.py FOLDER PORT [OPTIONS_JSON]``: a whole server, its engine faked.
 
 Options: ``fake`` goes to the fake scheduler, ``real_text`` chooses the real tokenizer workers,
-``real_engine`` the real scheduler; the other keys are sections of the settings.
+``real_engine`` the real scheduler, ``silence`` shortens the limits of that name; the other keys are
+sections of the settings.
 """
 
 import json
@@ -15,12 +16,14 @@ def main(folder: str, port: str, options: str = "{}") -> int:
     from minisgl.errors import MinisglError
     from minisgl.server.scheduler_process import scheduler_main
     from minisgl.server.supervisor import WorkerTargets, serve
+    from minisgl.server.worker_pool import SilenceLimits
     from minisgl.settings import Settings, configure_logging
     from support.fake_scheduler import fake_scheduler_main
 
     sections = json.loads(options)
     fake = sections.pop("fake", {})
     real_engine = sections.pop("real_engine", False)
+    limits = SilenceLimits(**sections.pop("silence", {}))
     scheduler = scheduler_main if real_engine else fake_scheduler_main
     if sections.pop("real_text", False):
         targets = WorkerTargets(scheduler=scheduler)
@@ -38,6 +41,7 @@ def main(folder: str, port: str, options: str = "{}") -> int:
             settings,
             announce=lambda text: print(text, flush=True),  # noqa: T201
             targets=targets,
+            limits=limits,
         )
     except MinisglError as error:
         print(f"minisgl: error: {error}", file=sys.stderr, flush=True)  # noqa: T201

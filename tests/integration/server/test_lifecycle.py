@@ -261,18 +261,19 @@ def test_the_port_is_free_again_at_once_for_the_next_server(model, tmp_path) -> 
 
 
 @pytest.mark.slow
-def test_a_silent_scheduler_turns_health_red_and_green_again(server) -> None:
-    scheduler = server.children()["scheduler"]
-    os.kill(scheduler, signal.SIGSTOP)
-    try:
-        response = wait_for(
-            lambda: (r := httpx.get(f"{server.url}/health")).status_code == 503 and r,
-            "red health",
-        )
-        assert "has not answered for" in response.json()["error"]["message"]
-    finally:
-        os.kill(scheduler, signal.SIGCONT)
-    wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200, "green health")
+def test_a_silent_scheduler_turns_health_red_and_green_again(model, tmp_path) -> None:
+    with running_server(model, tmp_path, silence={"serving": 60}) as server:
+        scheduler = server.wait_ready().children()["scheduler"]
+        os.kill(scheduler, signal.SIGSTOP)
+        try:
+            response = wait_for(
+                lambda: (r := httpx.get(f"{server.url}/health")).status_code == 503 and r,
+                "red health",
+            )
+            assert "has not answered for" in response.json()["error"]["message"]
+        finally:
+            os.kill(scheduler, signal.SIGCONT)
+        wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200, "green health")
 
 
 def test_routes_of_a_plugin_that_is_not_there_are_exit_code_3_before_the_model_loads(

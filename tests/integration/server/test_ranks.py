@@ -141,3 +141,32 @@ def test_a_lost_rank_ends_the_server_and_every_open_request(
             client.join(10)
             assert answers[-1].status_code == 500
             assert f"rank 1 (pid {pid})" in answers[-1].json()["error"]["message"]
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "generating"])
+def test_a_stopped_rank_0_ends_the_server_and_the_other_rank(
+    tiny: Path, tmp_path: Path, busy: bool
+) -> None:
+    with serving(tiny, tmp_path, silence={"serving": TIMEOUT}) as server:
+        pid = server.children()["scheduler"]
+        answers: list[httpx.Response] = []
+
+        def generate() -> None:
+            while not answers or answers[-1].status_code == 200:
+                answers.append(ask(server, [5, 6, 7], max_tokens=400, ignore_eos=True))
+
+        client = threading.Thread(target=generate)
+        if busy:
+            client.start()
+            wait_for(lambda: httpx.get(f"{server.url}/health").json()["num_running"], "a request")
+        os.kill(pid, signal.SIGSTOP)
+        assert server.wait(TIMEOUT + 20) == 7
+        what = f"the scheduler process (pid {pid}) has shown no sign of life for {TIMEOUT} s"
+        [line] = [line for line in server.stderr.splitlines() if "error:" in line]
+        assert line.endswith(what)
+        assert "Traceback" not in server.stderr
+        assert_nothing_left(server)
+        if busy:
+            client.join(10)
+            assert answers[-1].status_code == 500
+            assert what in answers[-1].json()["error"]["message"]

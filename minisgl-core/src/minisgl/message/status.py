@@ -1,8 +1,9 @@
-"""What a worker process tells the supervisor while it starts, over its own pipe.
+"""What a worker process tells the supervisor over its own pipe: its start, its life, its end.
 
 JSON-free and pickle-free like everything between processes: msgpack through the same ``Codec``.
 """
 
+import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,6 +24,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: dict[str, Any] = {}
 
 
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """The process runs; it says so even while a long step keeps its main thread busy."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The process ends: one line of cause, and the exit code that the server should end with."""
 
@@ -30,15 +35,16 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Status = Starting | Ready | Failed
+Status = Starting | Ready | Alive | Failed
 
 
 class StatusSender:
-    """The worker's end of the pipe."""
+    """The worker's end of the pipe; any thread may use it."""
 
     def __init__(self, connection: "Connection[bytes, bytes] | Connection") -> None:
         self._connection = connection
         self._codec: Codec[Status] = Codec(Status)
+        self._lock = threading.Lock()
 
     def starting(self, stage: str) -> None:
         """Say what the process does now."""
@@ -52,8 +58,19 @@ class StatusSender:
         """Say why the process ends."""
         self._send(Failed(exit_code, message))
 
-    def _send(self, status: Status) -> None:
-        try:
-            self._connection.send_bytes(self._codec.encode(status))
-        except OSError:
-            return  # the supervisor is gone, and its pipe with it
+    def alive(self) -> bool:
+        """Say that the process runs; return whether there is still a pipe to say it over."""
+        return self._send(Alive())
+
+    def close(self) -> None:
+        """Close the pipe: the supervisor takes it for the end of the work."""
+        with self._lock:
+            self._connection.close()
+
+    def _send(self, status: Status) -> bool:
+        with self._lock:
+            try:
+                self._connection.send_bytes(self._codec.encode(status))
+            except OSError:
+                return False  # it is closed, or the supervisor is gone, and its pipe with it
+        return True

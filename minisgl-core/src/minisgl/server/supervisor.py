@@ -4,7 +4,7 @@
 
     bind port -> resolve model -> start workers -> all ready -> listen -> serve
     stop signal -> refuse (503) -> drain -> close HTTP -> tokenizer, scheduler, detokenizer
-    a worker dies -> open requests get errors -> close HTTP -> kill the rest -> WorkerDiedError
+    a worker is lost -> open requests get errors -> close HTTP -> kill the rest -> WorkerDiedError
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from minisgl.server.client import EngineClient
 from minisgl.server.greeting import greeting
 from minisgl.server.listen_socket import bind_socket, listen
 from minisgl.server.scheduler_process import scheduler_main
-from minisgl.server.worker_pool import WorkerPool
+from minisgl.server.worker_pool import SilenceLimits, WorkerPool
 from minisgl.server.worker_process import WorkerTarget
 from minisgl.settings import Settings
 from minisgl.tokenizer.worker import detokenizer_main, tokenizer_main
@@ -65,6 +65,7 @@ def serve(
     *,
     announce: Callable[[str], None],
     targets: WorkerTargets | None = None,
+    limits: SilenceLimits | None = None,
 ) -> int:
     """Serve until a signal stops it; return the exit code.
 
@@ -72,12 +73,13 @@ def serve(
         settings: of everything; ``model.path`` names the model.
         announce: gets the text that people should see once the server is ready.
         targets: what the workers run.
+        limits: how long a worker may show no sign of life.
 
     Returns:
         0 after a clean stop, 128 + the signal's number if a second signal cut the stop short.
 
     Raises:
-        MinisglError: the start fails or a worker dies; its ``exit_code`` is the server's.
+        MinisglError: the start fails, or a worker is lost; its ``exit_code`` is the server's.
     """
     if settings.model.path is None:
         raise SettingsError("no model is given; type --model PATH_OR_ID")
@@ -94,6 +96,7 @@ def serve(
                 host=host,
                 bound=bound,
                 targets=targets or _targets(host),
+                limits=limits or SilenceLimits(),
             )
             try:
                 return asyncio.run(server.run(announce))
@@ -147,6 +150,7 @@ class _Server:
         host: PluginHost,
         bound: socket.socket,
         targets: WorkerTargets,
+        limits: SilenceLimits,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -154,6 +158,7 @@ class _Server:
         self._host = host
         self._bound = bound
         self._targets = targets
+        self._limits = limits
         self.last_signal: int = 0
 
     async def run(self, announce: Callable[[str], None]) -> int:
@@ -164,10 +169,12 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in HANDLED_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
-        pool = WorkerPool(self._settings, self._addresses, self._on_death)
+        pool = WorkerPool(self._settings, self._addresses, self._on_death, self._limits)
         with self._open_sockets() as client:
             self._client = client
-            background = [asyncio.create_task(client.listen()), asyncio.create_task(client.ping())]
+            background = [
+                asyncio.create_task(work) for work in (client.listen(), client.ping(), pool.watch())
+            ]
             for task in background:
                 task.add_done_callback(self._on_background_end)
             try:
@@ -227,7 +234,7 @@ class _Server:
     def _on_background_end(self, task: "asyncio.Task[None]") -> None:
         """Without its listener this process would only look alive."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_death(f"the API server's connection to its workers failed: {error!r}")
+            self._on_death(f"the API server can no longer follow its workers: {error!r}")
 
     def _on_death(self, message: str) -> None:
         """Tell every client at once; the main task then ends the server."""

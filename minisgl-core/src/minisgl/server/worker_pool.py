@@ -1,4 +1,4 @@
-"""Starts the worker processes, follows their start-up, notices deaths, stops them in order."""
+"""Starts the worker processes, follows their start-up, notices deaths and silence, stops them."""
 
 import asyncio
 import contextlib
@@ -29,6 +29,23 @@ EXIT_TIMEOUT = 10.0
 """Seconds that all workers then get to exit: torch takes its time to unload on a busy CPU."""
 
 
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks at who has shown a sign of life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilenceLimits:
+    """Seconds that a worker may go without a sign of life; then it counts as dead.
+
+    Attributes:
+        serving: once it is ready.
+        starting: before that: an import from a slow disk holds up all threads of a process.
+    """
+
+    serving: float = 15.0
+    starting: float = 300.0
+
+
 class StartFailedError(WorkerDiedError):
     """A worker ended before it was ready; ``exit_code`` is what the server ends with."""
 
@@ -42,6 +59,7 @@ class Worker:
     """One child process and what it last said about itself.
 
     It is ``finished`` once it has done all its work, and ``exited`` once the process is gone.
+    ``looks`` counts the pool's looks since its last sign of life.
     """
 
     name: str
@@ -52,6 +70,7 @@ class Worker:
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     stage: str = "starting"
     failure: Failed | None = None
+    looks: int = 0
 
     def describe_end(self) -> str:
         """Return how the process ended, for people."""
@@ -64,15 +83,22 @@ class WorkerPool:
     Args:
         settings: sent to every worker.
         addresses: of the sockets between them.
-        on_death: called once, with a line for people, when a worker ends that nobody stopped.
+        on_death: called, with a line for people, when a worker ends that nobody stopped, or
+            shows no sign of life.
+        limits: how long it may show none.
     """
 
     def __init__(
-        self, settings: Settings, addresses: Addresses, on_death: Callable[[str], None]
+        self,
+        settings: Settings,
+        addresses: Addresses,
+        on_death: Callable[[str], None],
+        limits: SilenceLimits,
     ) -> None:
         self._settings = settings
         self._addresses = addresses
         self._on_death = on_death
+        self._limits = limits
         self._context = multiprocessing.get_context("spawn")
         self._codec: Codec[Status] = Codec(Status)
         self.workers: dict[str, Worker] = {}
@@ -105,6 +131,20 @@ class WorkerPool:
         """
         infos = await asyncio.gather(*(worker.ready for worker in self.workers.values()))
         return dict(zip(self.workers, infos, strict=True))
+
+    async def watch(self) -> None:
+        """Report the first worker that is stopped or frozen; returns then, or when all stop.
+
+        Silence is counted in looks, not read from a clock: while this process is suspended itself
+        (with its whole group, or with the machine) nobody looks, and no time passes.
+        """
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL)
+            if self._stopping:
+                return
+            for worker in self.workers.values():
+                if self._is_silent(worker):
+                    return
 
     def begin_stop(self) -> None:
         """From now on workers end because they were told to: deaths are no news."""
@@ -146,6 +186,7 @@ class WorkerPool:
         """Take what one worker says; the pipe ends with its process."""
         try:
             while worker.connection.poll():
+                worker.looks = 0
                 self._apply(worker, self._codec.decode(worker.connection.recv_bytes()))
         except (EOFError, OSError):
             self._close_pipe(worker)
@@ -163,6 +204,24 @@ class WorkerPool:
                     worker.ready.set_result(info)
             case Failed():
                 worker.failure = status
+
+    def _is_silent(self, worker: Worker) -> bool:
+        """Look at one worker; report it if it has been silent for too long."""
+        if worker.exited.is_set():
+            return False
+        is_serving = worker.ready.done()
+        limit = self._limits.serving if is_serving else self._limits.starting
+        worker.looks += 1
+        # The first look may follow the sign of life at once: it ends no interval.
+        if (worker.looks - 1) * LOOK_INTERVAL < limit:
+            return False
+        while_starting = "" if is_serving else f" while {worker.stage}"
+        self._report(worker, f"has shown no sign of life for {limit:g} s{while_starting}")
+        return True
+
+    def _report(self, worker: Worker, what: str) -> None:
+        cause = f": {worker.failure.message}" if worker.failure else ""
+        self._on_death(f"the {worker.name} process (pid {worker.process.pid}) {what}{cause}")
 
     def _close_pipe(self, worker: Worker) -> None:
         if not worker.connection.closed:
@@ -182,11 +241,7 @@ class WorkerPool:
         if self._stopping:
             return
         if worker.ready.done():
-            cause = f": {worker.failure.message}" if worker.failure else ""
-            self._on_death(
-                f"the {worker.name} process (pid {worker.process.pid}) "
-                f"{worker.describe_end()}{cause}"
-            )
+            self._report(worker, worker.describe_end())
         elif worker.failure is not None:
             failure = worker.failure
             worker.ready.set_exception(StartFailedError(failure.message, failure.exit_code))

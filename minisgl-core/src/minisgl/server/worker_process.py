@@ -3,6 +3,8 @@
 import logging
 import multiprocessing
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,6 +21,9 @@ from minisgl.processes import (
 from minisgl.settings import Settings, configure_logging
 
 logger = logging.getLogger(__name__)
+
+BEAT = 1.0
+"""Seconds between a worker's signs of life."""
 
 WorkerTarget = Callable[[Settings, Addresses, StatusSender], None]
 """A module-level function that reports ``ready``, serves, and returns after ``Shutdown``."""
@@ -51,10 +56,17 @@ def run_worker(job: WorkerJob) -> None:
     leave_signals_to_parent()
     configure_logging(job.settings.log.level, job.name)
     status = StatusSender(job.connection)
+    # A thread, so that a step that takes its time does not look like a process that is stopped.
+    threading.Thread(target=_beat, args=(status,), name="beat", daemon=True).start()
     code = _run_target(job, status)
     # Tells the supervisor that the work is done: the interpreter's own end may take a second.
-    job.connection.close()
+    status.close()
     sys.exit(code)
+
+
+def _beat(status: StatusSender) -> None:
+    while status.alive():
+        time.sleep(BEAT)
 
 
 def _run_target(job: WorkerJob, status: StatusSender) -> int:
