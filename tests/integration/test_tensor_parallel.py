@@ -1,5 +1,6 @@
 """One model on several ranks, offline: real processes, and the judge is transformers, as ever."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from minisgl import LLM, SamplingParams
+from minisgl import LLM, AsyncLLM, SamplingParams
 from minisgl.engine.parallel import ParallelEngine
 from minisgl.errors import EngineLostError
 from support.pressure import Pressure
@@ -124,6 +125,26 @@ def test_a_step_that_fails_on_one_rank_ends_everything_with_its_error(two_ranks:
     with pytest.raises(EngineLostError, match=r"rank 1 \(pid \d+\) failed: AssertionError: plans"):
         two_ranks.generate([5, 6, 7], progress=False)
     assert all(rank.process.returncode is not None for rank in group._resources.ranks)
+
+
+def test_an_async_llm_that_loses_a_rank_says_so_without_a_traceback(
+    tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(tiny), tp=2, num_pages=60, progress=False) as llm:
+            scheduler = llm._session._scheduler
+            [rank] = scheduler._engine._group._resources.ranks  # type: ignore[attr-defined]
+            stream = llm.generate([5, 6, 7], SamplingParams(max_tokens=200, ignore_eos=True))
+            await anext(stream)
+            rank.process.kill()
+            with pytest.raises(EngineLostError, match=r"^rank 1 \(pid \d+\) was killed by SIGKILL"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(RuntimeError, match="closed"):
+                await anext(llm.generate([5, 6, 7]))
+
+    asyncio.run(main())
+    assert [record.message for record in caplog.records if record.exc_info] == []
 
 
 SCRIPT = """

@@ -10,7 +10,7 @@ import torch
 from minisgl.bootstrap import engine as bootstrap_engine
 from minisgl.bootstrap import load_host, ranks
 from minisgl.bootstrap.engine import _share_of_threads, _smallest, survey
-from minisgl.bootstrap.ranks import RankJob, serve_rank
+from minisgl.bootstrap.ranks import RankJob, build_parallel_engine, serve_rank
 from minisgl.errors import PluginError, SettingsError
 from minisgl.settings import Settings, settings_from_keywords
 from minisgl.testing.communicators import run_ranks
@@ -41,6 +41,20 @@ def test_heads_that_ranks_cannot_share_are_refused_before_anything_is_loaded(tin
     settings = settings_for(tiny, tp=3)
     with pytest.raises(SettingsError, match=r"tensor_parallel_size=3 .* use one of \[1, 2, 4, 8\]"):
         survey(settings, load_host(settings))
+
+
+def test_a_model_that_is_refused_starts_no_rank(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: fifteen interpreters that import torch before --tp 16 is refused."""
+
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("ranks are started")
+
+    monkeypatch.setattr(ranks, "RankGroup", start)
+    settings = settings_for(tiny, tp=16)
+    with pytest.raises(SettingsError, match="use one of"):
+        build_parallel_engine(settings, load_host(settings))
 
 
 def test_several_ranks_on_a_gpu_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

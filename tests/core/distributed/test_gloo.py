@@ -84,7 +84,9 @@ def test_a_collective_ends_when_another_rank_does_not_come(tmp_path: Path) -> No
         if communicator.rank == 1:
             assert waited.wait(60)
             return
-        with pytest.raises(EngineLostError, match=r"rank 0 lost the other ranks: .*200ms"):
+        with pytest.raises(
+            EngineLostError, match=r"^rank 0 waited 0\.2 s \(parallel\.timeout\) for the"
+        ):
             communicator.all_reduce(torch.ones(2))
         waited.set()
 
@@ -99,8 +101,9 @@ def test_a_collective_ends_when_another_rank_has_left(tmp_path: Path) -> None:
             with pytest.raises(EngineLostError, match="rank 1 has left"):
                 communicator.barrier()
             return
-        with pytest.raises(EngineLostError, match="rank 0 lost the other ranks"):
+        with pytest.raises(EngineLostError, match="rank 0 lost the other ranks") as caught:
             communicator.all_gather(torch.ones(2))
+        assert ".cc" not in str(caught.value)
 
     run_gloo(tmp_path, 2, work)
 

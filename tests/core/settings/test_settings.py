@@ -153,6 +153,11 @@ def test_one_line_for_each_fault():
         ("engine.device", ""),
         ("engine.seed", -1),
         ("parallel.tensor_parallel_size", 0),
+        *(
+            (f"parallel.{name}", value)
+            for name in ("timeout", "start_timeout")
+            for value in (0, 86401, 1e18, float("inf"), float("nan"))
+        ),
         ("server.port", 65536),
         ("attention.backend", "a,b,c"),
         ("attention.backend", "a,"),

@@ -34,10 +34,15 @@ def build_parallel_engine(
 ) -> ParallelEngine:
     """Start the other ranks, build this process's engine at the same time, and return them as one.
 
+    No rank is started for a model that cannot be served or shared out over so many.
+
     Raises:
         EngineLostError: a rank has ended; carries the exit code of its own error.
         MinisglError: see ``build_scheduler``.
     """
+    # First: a refusal costs nothing as long as there are no other processes.
+    site = survey(settings, host)
+    job = RankJob(_with_local_path(settings, site), host.fingerprint())
     parallel = settings.parallel
     group = RankGroup(
         parallel.tensor_parallel_size,
@@ -47,9 +52,6 @@ def build_parallel_engine(
         start_timeout=parallel.start_timeout,
     )
     try:
-        # They import torch while this one looks for the model, and for reasons to refuse.
-        site = survey(settings, host)
-        job = RankJob(_with_local_path(settings, site), host.fingerprint())
         group.begin(pickle.dumps(job))
         engine = build_engine(site, group.connect(), progress=progress)
         group.serve()

@@ -1,5 +1,6 @@
 """Collectives between processes on CPUs, over gloo."""
 
+import re
 from datetime import timedelta
 from typing import Any, Final
 
@@ -12,6 +13,9 @@ from minisgl.distributed.progress import RankProgress
 from minisgl.errors import EngineLostError
 
 _LOOPBACK: Final = "127.0.0.1"
+
+_SOURCE: Final = re.compile(r"\[[^\]]*:\d+\]\s*")
+"""Where in gloo's sources an error was raised, which it writes first."""
 
 _SMALL: Final = 1 << 17
 """Bytes up to which latency is all: gathering takes half the messages of gloo's ring reduction."""
@@ -42,11 +46,17 @@ class GlooCommunicator(Communicator):
         try:
             self._group: ProcessGroupGloo | None = _connect(store, rank, size, timeout)
         except RuntimeError as error:
-            raise EngineLostError(f"rank {rank} found no other ranks: {error}") from error
-        self.set_timeout(timeout)
+            raise EngineLostError(f"rank {rank} found no other ranks: {_text(error)}") from error
+        self.set_timeout(timeout, "parallel.start_timeout")
 
-    def set_timeout(self, seconds: float) -> None:
-        """Let collectives from now on fail when another rank is ``seconds`` late."""
+    def set_timeout(self, seconds: float, setting: str = "parallel.timeout") -> None:
+        """Let collectives from now on fail when another rank is ``seconds`` late.
+
+        Args:
+            seconds: how late.
+            setting: where they are set, for messages.
+        """
+        self._limit = f"{seconds:g} s ({setting})"
         self._reduce_options = AllreduceOptions()
         self._reduce_options.timeout = timedelta(seconds=seconds)
         self._gather_options = AllgatherOptions()
@@ -101,7 +111,17 @@ class GlooCommunicator(Communicator):
         try:
             begin(self._group).wait()
         except RuntimeError as error:  # all that gloo raises
-            raise EngineLostError(f"rank {self.rank} lost the other ranks: {error}") from error
+            raise self._lost(_text(error)) from error
+
+    def _lost(self, text: str) -> EngineLostError:
+        if "timed out" in text.lower():
+            return EngineLostError(f"rank {self.rank} waited {self._limit} for the other ranks")
+        return EngineLostError(f"rank {self.rank} lost the other ranks ({text})")
+
+
+def _text(error: RuntimeError) -> str:
+    """Return what an error of gloo says, in one line, without file names."""
+    return _SOURCE.sub("", (str(error) or "no message").splitlines()[0]).rstrip(". ")
 
 
 def _connect(store: str, rank: int, size: int, timeout: float) -> ProcessGroupGloo:

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from minisgl.distributed.channel import Channel
 from minisgl.distributed.gloo import GlooCommunicator
 from minisgl.distributed.progress import ProgressBoard, RankProgress
 from minisgl.distributed.rank_process import STOP, RankArguments
+from minisgl.distributed.suspension import SuspensionWatch
 from minisgl.errors import EngineLostError
 from minisgl.message import Codec
 from minisgl.message.status import Failed, Status
@@ -98,27 +100,37 @@ class _Rank:
         self._beats = -1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class _Resources:
     """What must be given back, even if nobody closes the group.
 
     Attributes:
         owner: pid of rank 0.
-        life: the end of a pipe that the other ranks watch.
+        life: the end of a pipe that the other ranks watch; ``None`` once it is closed.
         ranks: the other ones.
         communicator: of rank 0, once they are connected.
         store: the directory where they meet, until then.
         serving: the ranks wait for plans, so they can be asked to stop.
         lost: a rank has failed, and its end has been explained.
+        watch: notices that rank 0 was stopped.
     """
 
     owner: int
-    life: int
+    life: int | None
     ranks: list[_Rank] = field(default_factory=list)
     communicator: GlooCommunicator | None = None
     store: Path | None = None
     serving: bool = False
     lost: bool = False
+    watch: SuspensionWatch = field(default_factory=SuspensionWatch)
+
+    def close_descriptors(self) -> None:
+        """Close what the other ranks see the end of; safe to call twice."""
+        for rank in self.ranks:
+            rank.channel.close()
+        if self.life is not None:
+            os.close(self.life)
+            self.life = None
 
 
 class RankGroup:
@@ -145,6 +157,9 @@ class RankGroup:
         sentinel, life = os.pipe()
         self._resources = _Resources(owner=os.getpid(), life=life)
         self._finalizer = weakref.finalize(self, _stop, self._resources)
+        # A fork that lives on would keep the other ranks from seeing the end of this process.
+        os.register_at_fork(after_in_child=partial(_leave, weakref.ref(self._resources)))
+        self._resources.watch.start()
         try:
             with ProgressBoard.new_file(size) as board:
                 self.board = ProgressBoard(board, size)
@@ -234,6 +249,13 @@ class RankGroup:
             return self._lost(EngineLostError(f"rank 0 failed in {what}: {describe_crash(error)}"))
         if isinstance(error, EngineLostError) and self._resources.lost:
             return error  # it has been explained
+        if os.getpid() != self._resources.owner:
+            return self._lost(
+                EngineLostError(
+                    f"process {os.getpid()} is a fork of the one whose engine this is; "
+                    "a fork needs an engine of its own"
+                )
+            )
         deadline = time.monotonic() + _GRACE
         beats = [rank.progress.beats for rank in self._resources.ranks]
         while time.monotonic() < deadline:
@@ -241,7 +263,11 @@ class RankGroup:
                 if (cause := rank.cause()) is not None:
                     return self._lost(cause)
             time.sleep(0.01)
-        return self._lost(self._suspect(what, beats, error))
+        lost = self._suspect(what, beats, error)
+        limit = self._timeout if self._resources.serving else self._start_timeout
+        if seconds := self._resources.watch.recent(max(limit, 3 * _GRACE), limit / 2):
+            lost = EngineLostError(f"this process was suspended for {seconds:.0f} s; {lost}")
+        return self._lost(lost)
 
     def name(self, rank: int) -> str:
         """Return how messages call one of the other ranks."""
@@ -265,11 +291,14 @@ class RankGroup:
             start_timeout=self._start_timeout,
         )
         module, _, name = target.partition(":")
-        job = {"path": sys.path, "module": module, "name": name, "rank": asdict(arguments)}
+        # Imports ignore all other entries, and so must a rank.
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        job = {"path": path, "module": module, "name": name, "rank": asdict(arguments)}
         # A fresh interpreter without multiprocessing, which would run the caller's script again.
         with there, signals_blocked():
             process = subprocess.Popen(  # noqa: S603  (our own code, no shell)
-                [sys.executable, "-c", _STARTER, json.dumps(job)],
+                # -P: not from the working directory, of which this process may import nothing.
+                [sys.executable, "-P", "-c", _STARTER, json.dumps(job)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(there.fileno(), board, sentinel),
             )
@@ -316,7 +345,7 @@ class RankGroup:
             return EngineLostError(f"{suspects[0]} has {verb} {what} for {self._limit}")
         for rank in ranks:
             if rank.failure is not None:
-                return EngineLostError(f"{rank} gave up waiting in {what}: {rank.failure.message}")
+                return EngineLostError(f"{rank.failure.message} in {what}")
         return EngineLostError(f"the ranks lost each other in {what}: {error}")
 
     def _lost(self, error: EngineLostError) -> EngineLostError:
@@ -332,6 +361,7 @@ def _stop(resources: _Resources) -> None:
     """End the ranks: those that wait for plans in good order, others at once."""
     if os.getpid() != resources.owner:
         return  # a fork of the process that they belong to
+    resources.watch.stop()
     for rank in resources.ranks:
         if resources.serving and not resources.lost:
             _say_stop(rank)
@@ -345,12 +375,17 @@ def _stop(resources: _Resources) -> None:
             logger.warning("%s did not stop when asked; killing it", rank)
             rank.process.kill()
             rank.process.wait()
-        rank.channel.close()
-    os.close(resources.life)
+    resources.close_descriptors()
     if resources.communicator is not None:
         resources.communicator.close()
     if resources.store is not None:
         shutil.rmtree(resources.store, ignore_errors=True)
+
+
+def _leave(resources: weakref.ref[_Resources]) -> None:
+    """Let go, in a fork of rank 0, of what the other ranks take for its life."""
+    if (still := resources()) is not None:
+        still.close_descriptors()
 
 
 def _say_stop(rank: _Rank) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Self
 from transformers import PreTrainedTokenizerBase
 
 from minisgl.engine.info import EngineInfo
+from minisgl.errors import EngineLostError
 from minisgl.llm.results import GenerationChunk, Prompt, to_chunk, to_error
 from minisgl.llm.session import Session, to_settings
 from minisgl.message import ErrorReply, TextReply
@@ -77,6 +78,7 @@ class AsyncLLM:
 
         Raises:
             RequestError: the prompt cannot be served, or the engine failed.
+            EngineLostError: a rank of a tensor-parallel engine has ended; this LLM is closed.
             ValueError: another running request has this ``request_id``.
         """
         loop = asyncio.get_running_loop()
@@ -150,6 +152,8 @@ class AsyncLLM:
             while self._session.has_work and not self._stopping:
                 try:
                     self._session.step()
+                except EngineLostError:
+                    return  # the session has logged what people need of it, which is one line
                 except Exception:
                     # Everybody has been answered by now; later calls are refused.
                     logger.exception("the engine's thread ends")

@@ -121,6 +121,7 @@ class LLM:
 
         Raises:
             RequestError: the prompt cannot be served, or the engine failed.
+            EngineLostError: a rank of a tensor-parallel engine has ended; this LLM is closed.
         """
         params = _or_default(sampling_params)
         return self._chunks(self._session.prepare(prompt, params, priority, cache_salt))

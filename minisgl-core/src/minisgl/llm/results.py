@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from minisgl.errors import RequestError
+from minisgl.errors import EngineLostError, RequestError
 from minisgl.message import ErrorReply, TextReply
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages (``{"role": ..., "content": ...}``)."""
+
+ENGINE_LOST: Final = "engine_lost"
+"""The code of the reply to those who wait when an ``EngineLostError`` ends everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ class Collected:
     parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     last: TextReply | None = None
-    error: RequestError | None = None
+    error: RequestError | EngineLostError | None = None
 
     @property
     def done(self) -> bool:
@@ -77,6 +80,7 @@ class Collected:
 
         Raises:
             RequestError: the request failed.
+            EngineLostError: the engine was lost meanwhile.
         """
         if self.error is not None:
             raise self.error
@@ -90,8 +94,10 @@ class Collected:
         )
 
 
-def to_error(reply: ErrorReply) -> RequestError:
+def to_error(reply: ErrorReply) -> RequestError | EngineLostError:
     """Return the exception that an error reply stands for."""
+    if reply.code == ENGINE_LOST:
+        return EngineLostError(reply.message)
     return RequestError(reply.message, param=reply.param, status=reply.status, code=reply.code)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from minisgl.bootstrap import build_scheduler, load_host
-from minisgl.errors import RequestError
+from minisgl.errors import EngineLostError, RequestError
 from minisgl.llm.interrupts import interrupts_at_the_end
-from minisgl.llm.results import Prompt
+from minisgl.llm.results import ENGINE_LOST, Prompt
 from minisgl.message import AbortRequest, ErrorReply, GenerateRequest, TextReply
 from minisgl.plugins.host import PluginHost
 from minisgl.request import SamplingParams
@@ -167,8 +167,10 @@ class Session:
         self._closed = True
         cause = str(error) or type(error).__name__
         logger.error("the engine is broken: %s", cause)
+        lost = isinstance(error, EngineLostError)
+        message, code = (cause, ENGINE_LOST) if lost else (f"the engine failed: {cause}", None)
         for uid in list(self._listeners):
-            self._reply(ErrorReply(uid, f"the engine failed: {cause}", status=500))
+            self._reply(ErrorReply(uid, message, status=500, code=code))
         self._scheduler.close()
 
 

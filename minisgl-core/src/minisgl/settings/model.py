@@ -166,15 +166,22 @@ class ParallelSettings(Section):
         1,
         ge=1,
         le=64,
-        description="Ranks that share each layer; on a CPU each is a process of its own.",
+        description="Ranks that share each layer; on a CPU each is a process of its own. "
+        "The model's attention heads and KV heads must fit them: SmolLM2's 9 and 3 allow 1, 3, 9.",
     )
     timeout: float = Field(
         10.0,
         gt=0,
+        le=86400,
+        allow_inf_nan=False,
         description="Seconds that a rank may be behind the others before the engine gives up.",
     )
     start_timeout: float = Field(
-        300.0, gt=0, description="The same while ranks start: one may load its weights last."
+        300.0,
+        gt=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="The same while ranks start: one may load its weights last.",
     )
 
 
