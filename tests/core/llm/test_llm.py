@@ -1,9 +1,11 @@
 """``LLM``: forms of prompts, results, streams, errors, closing."""
 
 import dataclasses
+import gc
 import itertools
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,19 @@ def test_a_closed_llm_says_so(tiny_path: Path) -> None:
     llm.close()
     with pytest.raises(RuntimeError, match="this LLM is closed"):
         llm.generate("hello", GREEDY, progress=False)
+
+
+def test_memory_comes_back_without_the_garbage_collector(tiny_path: Path) -> None:
+    """Catches: a cycle that keeps an engine's gigabytes until some collection comes by."""
+    gc.disable()
+    try:
+        llm = LLM(str(tiny_path), progress=False, num_pages=20)
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3), progress=False)
+        engine = weakref.ref(llm._session._scheduler._engine)
+        del llm
+        assert engine() is None
+    finally:
+        gc.enable()
 
 
 def test_two_engines_live_in_one_process(tiny_path: Path, llm: LLM) -> None:

@@ -209,3 +209,18 @@ def test_a_retracted_requests_prefix_stays_cached() -> None:
     assert admitted_with
     assert all(cached > 0 for cached in admitted_with.values())
     assert harness.clients[0].num_cached == 0, "its own cached tokens are not counted as shared"
+
+
+def test_requests_that_ended_while_they_waited_do_not_pile_up() -> None:
+    """Catches: prompts of clients that gave up, kept for as long as the queue's head is blocked."""
+    harness = Harness(rows=1, num_pages=64, max_seq_len=48)
+    harness.submit(0, [2, 3], 1, max_tokens=40, min_tokens=40)
+    harness.step()
+    for uid in range(1, 2000):
+        harness.submit(uid, [uid % 8 + 2] * 30, max_tokens=4)
+        harness.abort(uid)
+    harness.submit(5000, [4, 4], max_tokens=3)
+    harness.step()
+    assert len(harness.scheduler._prefill._waiting._heap) < 100
+    harness.finish()
+    assert harness.clients[5000].tokens == generate([4, 4], 3)

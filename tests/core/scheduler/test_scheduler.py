@@ -138,7 +138,7 @@ EARLY = {"early": (0,), "twice": (0, 1), "late": (), "both": (1,)}
     schedules(last_arrival=4),
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(sorted(EARLY))), min_size=1, max_size=3),
 )
-def test_failed_steps_end_their_own_requests_and_spoil_nothing(
+def test_invariant_11_failed_steps_end_their_own_requests_and_spoil_nothing(
     set_up: dict[str, Any],
     page_size: int,
     schedule: list[Ask],

@@ -38,11 +38,15 @@ class Client(threading.Thread):
         super().__init__(daemon=True)
         self._url = f"{server.url}/v1/completions"
         self._body = {"prompt": "Tell a story", "max_tokens": 4000, "stream": stream}
+        self.began = threading.Event()
         self.answer: httpx.Response | None = None
         self.start()
 
     def run(self) -> None:
-        self.answer = httpx.post(self._url, json=self._body, timeout=60)
+        with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
+            self.began.set()
+            response.read()
+        self.answer = response
 
     def end(self) -> httpx.Response:
         self.join(30)
@@ -72,6 +76,7 @@ def test_a_stopped_worker_ends_the_server_and_every_open_request(model, tmp_path
         server.wait_ready()
         clients = [Client(server, stream=stream) for stream in (True, False)]
         wait_for(lambda: num_accepted(server) == 2, "both requests")
+        assert clients[0].began.wait(30), "the stream has its status line by its first token"
         pid = server.children()[victim]
         os.kill(pid, signal.SIGSTOP)
         streamed, plain = [client.end() for client in clients]

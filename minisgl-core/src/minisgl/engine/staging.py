@@ -11,7 +11,8 @@ DEPTH: Final = 4
 """Buffers in turn. Two steps may be unprocessed, and before them two launches may have failed, for
 whose result nobody waits (a third failure in a row ends the scheduler)."""
 
-_INITIAL_WORDS: Final = 1 << 14
+_INITIAL_WORDS: Final = 1 << 10
+"""A buffer that is too small for a plan doubles, and stays so: that ends after a few steps."""
 
 
 class PlanStager:

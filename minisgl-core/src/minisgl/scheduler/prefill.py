@@ -72,6 +72,7 @@ class PrefillManager:
         """Drop a request that ended: at once from the chunks, lazily from the queue."""
         if request.row < 0:
             self.num_waiting -= 1
+            self._waiting.note_ended(self.num_waiting)
         else:
             self.running.pop(request.row, None)
 

@@ -8,6 +8,8 @@ launches is unprocessed.
 
 import logging
 import time
+import weakref
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -96,14 +98,16 @@ class Scheduler:
         self.cache = CacheManager(info.num_pages, info.page_size, prefix_cache, self.table)
         self._decode = DecodeManager(self.table, info.page_size)
         self._prefill = PrefillManager(self.table, self.cache, self._decode, order)
+        # Not bound methods: a cycle would keep the engine's memory until the collector comes by.
+        loop = weakref.proxy(self)
         self._room = RoomMaker(
             self.table,
             self.cache,
             self._decode,
             self._prefill,
-            retract=self._retract,
-            drain=self._drain,
-            settle=self._settle,
+            retract=partial(Scheduler._retract, loop),
+            drain=partial(Scheduler._drain, loop),
+            settle=partial(Scheduler._settle, loop),
         )
         self._launches = LaunchBuilder(
             self.table, self.cache, self._decode, info.eos_token_ids, mixed=mixed

@@ -18,6 +18,10 @@ SKIP_LIMIT: Final = 64
 """So many later requests of its priority may be admitted before one that waits, and no more."""
 
 
+_MAX_DEAD: Final = 64
+"""So many requests that ended may lie in the queue anyway: it is not worth a look at all."""
+
+
 class WaitingQueue:
     """Requests without a row, by priority, then age.
 
@@ -42,6 +46,15 @@ class WaitingQueue:
     def push(self, request: RequestState) -> None:
         """Let ``request`` wait at the place of its priority and age."""
         heapq.heappush(self._heap, (request.admission_key, request))
+
+    def note_ended(self, num_waiting: int) -> None:
+        """A request has ended while it waited; ``num_waiting`` others still do.
+
+        It is dropped when its turn comes, or with all others of its kind once they are the most.
+        """
+        if len(self._heap) > 2 * num_waiting + _MAX_DEAD:
+            self._heap = [entry for entry in self._heap if entry[1].terminal is None]
+            heapq.heapify(self._heap)
 
     def take(self) -> RequestState | None:
         """Take the next candidate of this pass out; ``None`` if there is none.
