@@ -81,10 +81,9 @@ class CacheManager:
             self._write_front(row, first, self._allocate(needed - first))
             self._table.num_pages[row] = needed
 
-    def extend_by_one(self, rows: npt.NDArray[np.int64]) -> None:
-        """Give each of ``rows`` its next page; so many must be available."""
-        table, columns = self._table, self._table.num_pages[rows]
-        pages = self._allocate(len(rows))
+    def extend_by_one(self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> None:
+        """Give each of ``rows`` its next page, at ``columns``; so many must be available."""
+        table, pages = self._table, self._allocate(len(rows))
         table.pages[rows, columns] = pages
         table.num_pages[rows] = columns + 1
         self._note(rows, columns, pages)

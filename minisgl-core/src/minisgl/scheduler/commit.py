@@ -18,6 +18,9 @@ from minisgl.scheduler.token_times import TokenTimes
 TokenArray = npt.NDArray[np.int32]
 Ending = tuple[RequestState, FinishReason]
 
+_MAX_COMPARED = 4
+"""End-of-sequence tokens that are compared one by one; models have one to three."""
+
 
 class Committer:
     """Writes tokens to the table, hands them to the detokenizer, shares finished chunks.
@@ -47,6 +50,7 @@ class Committer:
         self._times = times
         self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
         self._is_eos[list(eos_token_ids)] = True
+        self._eos = tuple(eos_token_ids)
 
     def commit(self, step: LaunchedStep, tokens: TokenArray, num_ended: int) -> list[Ending]:
         """Commit a processed step.
@@ -96,7 +100,7 @@ class Committer:
         places: dict[int, FinishReason] = {}
         if last is not None:
             places.update(dict.fromkeys(last.tolist(), FinishReason.LENGTH))
-        is_eos = self._is_eos[tokens]
+        is_eos = self._which_end(tokens)
         if np.count_nonzero(is_eos):
             stopped = (is_eos & decode.obeys_eos).nonzero()[0]
             places.update(dict.fromkeys(stopped.tolist(), FinishReason.STOP))
@@ -104,6 +108,16 @@ class Committer:
             hit = (tokens[decode.watched, None] == decode.stop_ids).any(axis=1)
             places.update(dict.fromkeys(decode.watched[hit].tolist(), FinishReason.STOP))
         return places
+
+    def _which_end(self, tokens: TokenArray) -> npt.NDArray[np.bool_]:
+        """Return which tokens are end-of-sequence tokens, bool of their shape."""
+        if len(self._eos) > _MAX_COMPARED:
+            return self._is_eos[tokens]
+        # A comparison from end to end is faster than a look-up in a table of the vocabulary.
+        found: npt.NDArray[np.bool_] = tokens == (self._eos[0] if self._eos else -1)
+        for token in self._eos[1:]:
+            found |= tokens == token
+        return found
 
     def _commit_chunks(self, step: LaunchedStep, tokens: list[int]) -> list[Ending]:
         """Commit prompt chunks; ``tokens`` are those of the last chunks among them."""

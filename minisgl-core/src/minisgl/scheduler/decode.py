@@ -139,17 +139,21 @@ class DecodeManager:
         needed = (tokens + self._page_size - 1) // self._page_size
         return np.maximum(needed - table.num_pages[rows], 0)
 
-    def grow(self) -> RowArray:
-        """Return the rows whose next token needs a new page, int64; they must get it now."""
-        current = self.current()
+    def grow(self) -> tuple[RowArray, RowArray]:
+        """Return the rows whose next token needs a new page; they must get it now.
+
+        Returns:
+            The rows, and the columns of the page table where that page goes, int64 both.
+        """
+        current, page_size = self.current(), self._page_size
         full = current.lengths == current.full_at
         if full.all():  # as always with pages of one token
-            current.full_at += self._page_size
-            return current.rows
+            current.full_at += page_size
+            columns = current.lengths if page_size == 1 else current.lengths // page_size
+            return current.rows, columns
         places = full.nonzero()[0]
-        current.full_at[places] += self._page_size
-        growing: RowArray = current.rows[places]
-        return growing
+        current.full_at[places] += page_size
+        return current.rows[places], current.lengths[places] // page_size
 
     def growth_estimate(self, ratio: float) -> int:
         """Return the pages that all rows may yet ask for, if each makes ``ratio`` of its rest."""

@@ -49,9 +49,9 @@ class RoomMaker:
         # A row takes at most one page a step: with two for each nothing has to be counted.
         if self._cache.num_available < 2 * num_rows:
             self._relieve_pressure()
-        growing = self._decode.grow()
+        growing, columns = self._decode.grow()
         if len(growing):
-            self._cache.extend_by_one(growing)
+            self._cache.extend_by_one(growing, columns)
 
     def for_oldest_prompt(self) -> None:
         """Let the oldest request's prompt go on when the pool is full: others are retracted."""
