@@ -7,6 +7,7 @@ a service manager sends them to the whole group, while the parent stops its chil
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,9 @@ HANDLED_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 EXIT_CRASHED: Final = 1
 
 _PR_SET_PDEATHSIG: Final = 1
+
+_RESTING_THRESHOLDS: Final = (10_000, 1_000, 1_000)
+"""When the collector looks at its generations of objects: the oldest one in effect never."""
 
 
 def die_with_parent(parent_pid: int, sentinel: int | None, *, by_kernel: bool = True) -> None:
@@ -60,6 +64,25 @@ def signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Keep the collector of reference cycles from stopping a loop that must not wait.
+
+    A full collection visits every object of the process: the server's took 100 to 200 ms with
+    1024 requests, in the middle of a step. What exists already is never visited again, young
+    objects are as ever, and a full collection is left to whoever knows when nobody waits.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_RESTING_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def describe_end(exit_code: int | None) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from minisgl.benchmark.plan_replay import PlanReplay
 from minisgl.kvcache.radix_cache import RadixPrefixCache
 from minisgl.message import BackendMessage, GenerateRequest, Pong, TokenBatch
 from minisgl.message.sockets import private_addresses
+from minisgl.processes import collector_at_rest
 from minisgl.request import SamplingParams
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.zmq_transport import ZmqTransport
@@ -37,6 +38,10 @@ SERVING_TOKENS = 512
 
 SETTLED_AFTER = 10
 """Cohorts after which the process has all its memory: the prefix cache is full by then."""
+
+BLOCK_STEPS = 50
+"""Set-ups are measured in turns of so many steps: a machine whose speed changes is then as slow
+for each of them."""
 
 _PARTS = ("receive", "choose", "stage", "commit", "send")
 
@@ -156,13 +161,32 @@ class TimedTransport:
 def bench_host(
     rows: int, page_size: int, num_steps: int, *, prompt: int = PROMPT_TOKENS
 ) -> HostResult:
-    """Measure ``num_steps`` decode steps of ``rows`` requests, and the prefill steps before them.
+    """Measure one set-up; see ``bench_hosts``."""
+    return bench_hosts([rows], page_size, num_steps, prompt=prompt)[0]
 
-    Requests come in cohorts: all prompts at once, then decode steps until all have ended. Then as
-    many steps are measured while requests come and go one by one.
+
+def bench_hosts(
+    rows: Sequence[int], page_size: int, num_steps: int, *, prompt: int = PROMPT_TOKENS
+) -> list[HostResult]:
+    """Measure set-ups of so many rows each, in turns of a few steps.
+
+    For each, ``num_steps`` decode steps and the prefill steps before them: requests come in
+    cohorts, all prompts at once, then decode steps until all have ended. Then as many steps are
+    measured while requests come and go one by one.
     """
-    with _sink() as transport:
-        return _Run(rows, page_size, prompt, num_steps, transport).measure()
+    with collector_at_rest(), contextlib.ExitStack() as stack:
+        runs = [
+            _Run(num, page_size, prompt, num_steps, stack.enter_context(_sink())) for num in rows
+        ]
+        turns = [run.measure() for run in runs]
+        while turns:
+            turns = [turn for turn in turns if _take_turn(turn)]
+        return [run.result for run in runs]
+
+
+def _take_turn(turn: Iterator[None]) -> bool:
+    """Run a few steps of one set-up; returns whether there are more."""
+    return next(turn, turn) is None
 
 
 class _Run:
@@ -190,35 +214,35 @@ class _Run:
         self._prompt = prompt
         self._random = np.random.default_rng(0)
         self._num_steps = num_steps
-        self._result = HostResult(rows, page_size, num_steps)
+        self.result = HostResult(rows, page_size, num_steps)
         self._num_cohorts = 0
         self._num_sent = 0
         self._since_check = 0
+        self._num_run = 0
 
-    def measure(self) -> HostResult:
-        """Run cohorts until all decode steps are measured."""
-        result, settled, before = self._result, 0, 0
+    def measure(self) -> Iterator[None]:
+        """Run cohorts until all decode steps are measured; others may have a turn at each yield."""
+        result, settled, before = self.result, 0, 0
         for _ in range(WARM_UP):
-            self._run_cohort(HostResult(0, 0, 0), COHORT_STEPS)
+            yield from self._run_cohort(HostResult(0, 0, 0), COHORT_STEPS)
         while (left := self._num_steps - result.decode.num_steps) > 0:
-            self._run_cohort(result, min(left, COHORT_STEPS))
+            yield from self._run_cohort(result, min(left, COHORT_STEPS))
             if self._num_cohorts == SETTLED_AFTER:
                 settled, before = self._resident_bytes(), result.decode.num_steps
         if self._num_cohorts > SETTLED_AFTER:
             result.memory_growth = self._resident_bytes() - settled
             result.settled_steps = result.decode.num_steps - before
-        self._serve(result.serving)
-        return result
+        yield from self._serve(result.serving)
 
-    def _run_cohort(self, result: HostResult, num_steps: int) -> None:
+    def _run_cohort(self, result: HostResult, num_steps: int) -> Iterator[None]:
         """Start ``rows`` requests that end after ``num_steps`` decode steps, and run them."""
         self._num_cohorts += 1
         for _ in range(self._engine.info.max_running_requests):
             self._send(num_steps + 1)
         while self._transport.requests or self._scheduler.has_work:
-            self._step(result)
+            yield from self._step(result)
 
-    def _serve(self, serving: Samples) -> None:
+    def _serve(self, serving: Samples) -> Iterator[None]:
         """Keep all rows busy with requests of different ages, for half as many steps first."""
         warm_up = Samples(self._num_steps // 2)
         for _ in range(self._engine.info.max_running_requests):
@@ -228,7 +252,7 @@ class _Run:
                 alive = self._num_sent - self._transport.num_ended
                 for _ in range(self._engine.info.max_running_requests - alive):
                     self._send(SERVING_TOKENS)
-                self._step(self._result, samples)
+                yield from self._step(self.result, samples)
 
     def _send(self, num_tokens: int) -> None:
         """Send one request for ``num_tokens`` tokens."""
@@ -238,8 +262,14 @@ class _Run:
         self._num_sent += 1
         self._transport.requests.append(GenerateRequest(self._num_sent, prompt.tobytes(), params))
 
-    def _step(self, result: HostResult, samples: Samples | None = None) -> None:
-        """Run one step; counted among ``samples``, or the result's of its kind."""
+    def _step(self, result: HostResult, samples: Samples | None = None) -> Iterator[None]:
+        """Run one step; counted among ``samples``, or the result's of its kind.
+
+        Yields now and then, which lets another set-up have its turn.
+        """
+        self._num_run += 1
+        if self._num_run % BLOCK_STEPS == 0:
+            yield
         engine, scheduler, transport = self._engine, self._scheduler, self._transport
         engine.last_plan, transport.send_s = None, 0.0
         cpu_began, began = time.thread_time(), time.perf_counter()

@@ -1,6 +1,5 @@
 """Tensor parallelism: one engine out of several ranks, each in a process of its own."""
 
-import gc
 import pickle
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from minisgl.engine.parallel import DigestKeeper, ParallelEngine
 from minisgl.engine.plan_codec import PlanLayout
 from minisgl.errors import EngineLostError
 from minisgl.plugins.host import Fingerprint, PluginHost, load_plugins
+from minisgl.processes import collector_at_rest
 from minisgl.settings import Settings, configure_logging
 
 
@@ -82,14 +82,12 @@ def serve_rank(link: RankLink) -> None:
     site = survey(job.settings, host)
     engine = build_engine(site, link.connect(), progress=False)
     keeper = DigestKeeper(link.progress)
-    # What the start has made stays: collections of garbage need not look at it again.
-    gc.collect()
-    gc.freeze()
-    for frame in link.plans():
-        words = np.frombuffer(frame, dtype=np.int32)
-        number = PlanLayout.of(words).number
-        keeper.begin(number, words)
-        keeper.finish(number, engine.forward_packed(words).tokens())
+    with collector_at_rest():
+        for frame in link.plans():
+            words = np.frombuffer(frame, dtype=np.int32)
+            number = PlanLayout.of(words).number
+            keeper.begin(number, words)
+            keeper.finish(number, engine.forward_packed(words).tokens())
 
 
 def _with_local_path(settings: Settings, site: Site) -> Settings:

@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:  # noqa: ARG001
-    """Measure each set-up and print it as it comes."""
-    from minisgl.benchmark.host import HostResult, bench_host, growth
+    """Measure each page size and print it as it comes."""
+    from minisgl.benchmark.host import HostResult, bench_hosts, growth
 
     if args.profile:
         return _profile(args)
@@ -49,10 +49,11 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:  # noqa: A
         print("microseconds a step; overlap on, detokenizer messages sent over a socket")
         print("rows  page  kind    " + "".join(f"{name:>9}" for name in _COLUMNS))
     for page_size in args.page_sizes:
-        for rows in args.rows:
-            results.append(bench_host(rows, page_size, args.steps))
-            if not args.json:
-                _print(results[-1])
+        of_size = bench_hosts(args.rows, page_size, args.steps)
+        results += of_size
+        if not args.json:
+            for result in of_size:
+                _print(result)
     if args.json:
         print(json.dumps([result.as_dict() for result in results], indent=2))
         return 0

@@ -6,6 +6,7 @@ request only sets a terminal reason, and its row and pages go in ``_settle`` onc
 launches is unprocessed.
 """
 
+import gc
 import logging
 import time
 import weakref
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 _MAX_FAILED_STEPS = 3
 """So many failed steps in a row mean that the engine is broken, not a request."""
 
+_STEPS_OF_GARBAGE = 1000
+"""After so many steps an idle scheduler collects reference cycles, which others may have left."""
 
 _IDLE_CHECK_S = 1.0
 """An idle scheduler looks this often whether its engine is still there."""
@@ -137,6 +140,7 @@ class Scheduler:
         self._num_failed_steps = 0
         self._drained_s = 0.0
         self.num_processed_steps = 0
+        self._collected_at = 0
         self.num_retractions = 0
 
     @property
@@ -167,6 +171,8 @@ class Scheduler:
             else:
                 self._engine.check_alive()
                 self.receive(_IDLE_CHECK_S)
+                if not self.has_work:
+                    self._collect_garbage()
             if self._stopping and not (self._draining and self._requests):
                 break
             self.step()
@@ -175,6 +181,12 @@ class Scheduler:
         while self.has_work:
             self.step()
         self._flush()
+
+    def _collect_garbage(self) -> None:
+        """Look for reference cycles now that nobody waits; the loop itself makes none."""
+        if self.num_processed_steps - self._collected_at > _STEPS_OF_GARBAGE:
+            self._collected_at = self.num_processed_steps
+            gc.collect()
 
     def receive(self, timeout: float | None = 0) -> None:
         """Take in the messages that wait; see ``Transport.receive`` for ``timeout``."""

@@ -1,10 +1,9 @@
 """The scheduler process: the composition root behind ZMQ sockets."""
 
-import gc
-
 from minisgl.message.sockets import Addresses
 from minisgl.message.status import StatusSender
 from minisgl.plugins.host import Fingerprint
+from minisgl.processes import collector_at_rest
 from minisgl.settings import Settings
 
 
@@ -37,12 +36,10 @@ def scheduler_main(
         host.check_fingerprint(expected_plugins)
     transport = ZmqTransport(addresses)
     scheduler = build_scheduler(settings, transport, host, progress=True)
-    # What the start has made stays: collections of garbage need not look at it again (0.1 s each).
-    gc.collect()
-    gc.freeze()
     try:
-        status.ready({"max_seq_len": scheduler.info.max_seq_len})
-        scheduler.run()
+        with collector_at_rest():
+            status.ready({"max_seq_len": scheduler.info.max_seq_len})
+            scheduler.run()
     finally:
         scheduler.close()
         transport.close()
