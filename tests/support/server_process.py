@@ -89,13 +89,19 @@ class ServerProcess:
 
     def children(self) -> dict[str, int]:
         """Pids of the worker processes, by name, as the server's own messages name them."""
+        # They start in this order, and this machine's pids only grow. One that is just being
+        # started still runs its parent's command.
+        names = ("scheduler", "tokenizer", "detokenizer")
+        wait_for(lambda: len(self._workers()) == len(names), "the workers")
+        return dict(zip(names, self._workers(), strict=True))
+
+    def _workers(self) -> list[int]:
         found = []
         for pid in descendants(self.process.pid):
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            if "spawn_main" in arguments:
-                found.append(pid)
-        # They start in this order, and this machine's pids only grow.
-        return dict(zip(("scheduler", "tokenizer", "detokenizer"), sorted(found), strict=True))
+            with contextlib.suppress(OSError):
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return sorted(found)
 
     def kill(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
