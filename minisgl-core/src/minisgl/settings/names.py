@@ -109,6 +109,7 @@ FLAT_NAMES: tuple[FlatName, ...] = (
 
 SWITCHES: tuple[Switch, ...] = (
     Switch(name="strict-plugins", setting="plugins.strict", on=True, off=False),
+    Switch(name="skip-tokenizer-init", setting="model.skip_tokenizer_init", on=True, off=False),
     Switch(name="dummy-weight", setting="model.load_format", on="dummy", off="auto"),
     Switch(name="disable-radix-cache", setting="cache.prefix", on="naive", off="radix"),
     Switch(
