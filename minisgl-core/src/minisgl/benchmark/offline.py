@@ -189,7 +189,8 @@ def _run_round(llm: LLM, workload: Workload, seed: int, *, counts: bool) -> Roun
 
 def _run_profile(llm: LLM, workload: Workload, seed: int, wanted: ProfileRequest) -> Profile:
     prompts, params = workload.requests(seed)
-    profiler = StepProfiler(wanted.path, wanted.num_steps, host=wanted.host)
+    on_gpu = llm.info.device.startswith("cuda")
+    profiler = StepProfiler(wanted.path, wanted.num_steps, on_gpu=on_gpu, host=wanted.host)
     llm.generate(prompts, params, progress=False, on_step=profiler)
     profiler.close()
     return Profile(seed=seed, num_running=profiler.num_running, trace=summarize_file(wanted.path))

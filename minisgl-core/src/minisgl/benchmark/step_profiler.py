@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from minisgl.errors import SettingsError
@@ -26,13 +25,15 @@ class StepProfiler:
     Args:
         path: where the chrome trace goes; ``.gz`` compresses it.
         num_steps: to record.
+        on_gpu: whether the steps run there.
         host: record the host's operations too.
     """
 
-    def __init__(self, path: Path, num_steps: int, *, host: bool = False) -> None:
+    def __init__(
+        self, path: Path, num_steps: int, *, on_gpu: bool = False, host: bool = False
+    ) -> None:
         self._path = path
         self._num_steps = num_steps
-        on_gpu = torch.cuda.is_available()
         self._activities = [ProfilerActivity.CUDA] if on_gpu else []
         if host or not on_gpu:
             self._activities.append(ProfilerActivity.CPU)
