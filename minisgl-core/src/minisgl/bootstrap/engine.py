@@ -87,14 +87,15 @@ def build_engine(
             f"scheduler.launch='mixed': attention backend {chosen.prefill.name!r} takes no decode "
             "and prefill rows in one launch; set scheduler.launch to auto or split"
         )
-    attention = _create_attention(site, pool, chosen)
+    ops = select_ops(host, site.query)
+    attention = _create_attention(site, pool, chosen, ops)
     moe, moe_rows = _create_moe(site)
     log_decisions([*chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
     context = BuildContext(
         device=site.device,
         dtype=site.dtype,
         communicator=communicator,
-        ops=select_ops(host, site.query),
+        ops=ops,
         attention=attention,
         moe=moe,
         kv_pool=pool,
@@ -229,7 +230,7 @@ def _create_pool(site: Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
 
 
 def _create_attention(
-    site: Site, pool: KVCachePool, chosen: AttentionSelection
+    site: Site, pool: KVCachePool, chosen: AttentionSelection, ops: OpTable
 ) -> AttentionBackend:
     context = AttentionContext(
         device=site.device,
@@ -242,6 +243,7 @@ def _create_attention(
         kv_pool=pool,
         max_running_requests=site.settings.scheduler.max_running_requests,
         max_seq_len=site.max_seq_len,
+        ops=ops,
     )
     prefill = chosen.prefill.create(context, chosen.prefill_settings)
     if chosen.decode is chosen.prefill:

@@ -36,6 +36,7 @@ def build_batch(launch: Launch, chunks: DeviceChunks, state: RowState) -> Batch:
         num_decode_rows=launch.num_decode_rows,
         query_lens=launch.query_lens.astype(np.int32),
         kv_lens=launch.ends.astype(np.int32),
+        kv_lens_device=state.lengths[rows].int(),
         page_table=state.page_table,
         page_size=state.page_size,
     )
