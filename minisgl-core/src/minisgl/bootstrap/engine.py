@@ -7,14 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
+from tqdm import tqdm
 
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
+from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed
 from minisgl.distributed.communicator import Communicator, SingleCommunicator
 from minisgl.engine.engine import Engine
 from minisgl.engine.info import EngineInfo
-from minisgl.engine.memory_plan import MemoryPlan, measure, plan_memory
-from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError, UnsupportedBackendError
+from minisgl.engine.memory_plan import MemoryPlan
+from minisgl.errors import ModelLoadError, SettingsError, UnsupportedBackendError
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.layers.base import shard_size
@@ -102,11 +104,16 @@ def build_engine(
         max_seq_len=site.max_seq_len,
     )
     model = _build_model(site, context, progress=progress)
-    plan = _plan_pool(site, model, pool, communicator)
+    info = _engine_info(site, mixed=mixed)
+    with rehearsed(settings, model, context, info) as needs:
+        plan = plan_pool(
+            settings, model, pool, communicator, max_seq_len=site.max_seq_len, needs=needs
+        )
     pool.allocate(plan.num_pages + 1)
     logger.info("memory of %s:\n%s", site.device, plan.table())
-    engine = Engine(model, attention, _engine_info(site, plan, mixed=mixed), site.device)
-    engine.warm_up()
+    info = _limited(info, site, plan)
+    engine = Engine(model, attention, info, site.device, ops, nvtx=settings.engine.nvtx)
+    _warm_up(engine, settings, model, context, progress=progress)
     took = time.perf_counter() - began
     logger.info("%s is ready after %.1f s", site.config.architecture, took)
     return engine
@@ -289,48 +296,28 @@ def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLL
     return model
 
 
-def _plan_pool(
-    site: Site, model: BaseLLMModel, pool: KVCachePool, communicator: Communicator
-) -> MemoryPlan:
-    settings, spec = site.settings, pool.spec
-    # Nobody measures what is free while another rank still loads.
-    _smallest(communicator, 0)
-    plan = plan_memory(
-        measure(spec.device),
-        fraction=settings.engine.memory_fraction,
-        weights=sum(weight.tensor.nbytes for weight in model.weights()),
-        bytes_per_page=type(pool).bytes_per_page(spec),
-        page_size=spec.page_size,
-        num_pages=settings.cache.num_pages,
-        max_useful_tokens=site.max_seq_len * settings.scheduler.max_running_requests,
-        in_main_memory=spec.device.type == "cpu",
-        num_sharers=site.num_ranks if spec.device.type == "cpu" else 1,
+def _warm_up(
+    engine: Engine,
+    settings: Settings,
+    model: BaseLLMModel,
+    context: BuildContext,
+    *,
+    progress: bool,
+) -> None:
+    """Do whatever happens only the first time: nothing is compiled or recorded after this."""
+    engine.warm_up()
+    runner = make_runner(settings, model, context, engine)
+    if runner is None:
+        return
+    for num_tokens in {16, 256, settings.scheduler.max_prefill_tokens}:
+        engine.warm_up(min(num_tokens, settings.scheduler.max_prefill_tokens))
+    engine.record_graphs(
+        runner, lambda sizes: tqdm(sizes, "Recording CUDA graphs", disable=not progress)
     )
-    plan = replace(plan, num_pages=_smallest(communicator, plan.num_pages))
-    wanted = settings.model.max_seq_len
-    if wanted is not None and plan.num_pages * spec.page_size + 1 < wanted:
-        raise DoesNotFitError(
-            f"model.max_seq_len={wanted} needs {-(-wanted // spec.page_size)} pages, but the KV "
-            f"pool has {plan.num_pages} of {spec.page_size} tokens; lower model.max_seq_len, or "
-            "raise cache.num_pages or engine.memory_fraction"
-        )
-    return plan
 
 
-def _smallest(communicator: Communicator, number: int) -> int:
-    """Return the smallest of the ranks' numbers, once all of them are here."""
-    return int(communicator.all_gather(torch.tensor([number]), dim=0).min())
-
-
-def _engine_info(site: Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
-    in_pool = plan.num_pages * plan.page_size + 1
-    if in_pool < site.max_seq_len:
-        logger.warning(
-            "requests are limited to %d tokens: the KV pool holds no more, although the model "
-            "allows %d (cache.num_pages, engine.memory_fraction)",
-            in_pool,
-            site.max_seq_len,
-        )
+def _engine_info(site: Site, *, mixed: bool) -> EngineInfo:
+    """Return what is known about the engine before its pool is sized."""
     vocab_size, eos = site.config.vocab_size, tuple(site.checkpoint.eos_token_ids)
     if any(not 0 <= token < vocab_size for token in eos):
         raise ModelLoadError(
@@ -344,11 +331,24 @@ def _engine_info(site: Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
         dtype=site.query.dtype,
         vocab_size=vocab_size,
         eos_token_ids=eos,
-        max_seq_len=min(site.max_seq_len, in_pool),
+        max_seq_len=site.max_seq_len,
         max_running_requests=site.settings.scheduler.max_running_requests,
-        page_size=plan.page_size,
-        num_pages=plan.num_pages,
+        page_size=site.query.page_size,
+        num_pages=1,
         # One pass reads the weights once; on a GPU decode rows replay a graph of their own.
         mixed_launches=on_cpu and mixed,
         asynchronous=not on_cpu,
     )
+
+
+def _limited(info: EngineInfo, site: Site, plan: MemoryPlan) -> EngineInfo:
+    """Return ``info`` with the pool's size, and no request longer than the pool."""
+    in_pool = plan.num_pages * plan.page_size + 1
+    if in_pool < site.max_seq_len:
+        logger.warning(
+            "requests are limited to %d tokens: the KV pool holds no more, although the model "
+            "allows %d (cache.num_pages, engine.memory_fraction)",
+            in_pool,
+            site.max_seq_len,
+        )
+    return replace(info, num_pages=plan.num_pages, max_seq_len=min(site.max_seq_len, in_pool))

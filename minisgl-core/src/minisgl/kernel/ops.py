@@ -10,8 +10,9 @@ from typing import Protocol
 
 import torch
 
-from minisgl.kernel import reference
+from minisgl.kernel import reference, rows
 from minisgl.kernel.rotation import Rotation
+from minisgl.kernel.rows import DecodeInputs, RowTensors
 
 
 class RmsNorm(Protocol):
@@ -161,6 +162,22 @@ class PageIndices(Protocol):
         ...
 
 
+class ApplyPlan(Protocol):
+    """Write what a packed plan changes in the state of the rows: see ``minisgl.kernel.rows``."""
+
+    def __call__(self, words: torch.Tensor, rows: RowTensors) -> None:
+        """Apply the plan in ``words``, int32; on a GPU without reading it on the host."""
+        ...
+
+
+class AdvanceRows(Protocol):
+    """From the state of the decode rows to the model's inputs: see ``minisgl.kernel.rows``."""
+
+    def __call__(self, rows: RowTensors, inputs: DecodeInputs, page_size: int) -> None:
+        """Fill ``inputs`` for the first rows of the order, and advance their lengths."""
+        ...
+
+
 class SampleGumbel(Protocol):
     """Greedy rows take the argmax, others draw by Gumbel-max with keyed noise."""
 
@@ -225,3 +242,5 @@ class OpTable:
     store_kv: StoreKV = reference.store_kv
     rope_store: RopeStore = reference.rope_store
     page_indices: PageIndices = reference.page_indices
+    apply_plan: ApplyPlan = rows.apply_plan
+    advance_rows: AdvanceRows = rows.advance_rows
