@@ -22,7 +22,7 @@ from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, write_tiny_model
 pytestmark = pytest.mark.gpu
 
 MAX_TOKENS = 20
-WIDE = {
+WIDE: dict[str, Any] = {
     "hidden_size": 512,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -146,7 +146,7 @@ def _note_logits(llm: LLM) -> Noted:
         return tokens
 
     engine._model.forward = keeping  # type: ignore[method-assign]
-    engine._launch = launched  # type: ignore[method-assign]
+    engine._launch = launched  # type: ignore[method-assign,assignment]
     if engine.graphs is not None:
         replay, graph_replay = engine._replay, engine.graphs.replay
 
@@ -160,7 +160,7 @@ def _note_logits(llm: LLM) -> Noted:
             note(one, tokens)
             return tokens
 
-        engine.graphs.replay = replaying  # type: ignore[method-assign]
+        engine.graphs.replay = replaying  # type: ignore[method-assign,assignment]
         engine._replay = replayed  # type: ignore[method-assign,assignment]
     return noted
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from minisgl.attention.batch import Batch
+from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool
 
@@ -52,6 +53,7 @@ class AttentionContext:
         max_running_requests: most rows of one launch.
         max_seq_len: most tokens of one row.
         ops: the table of small fused operations.
+        jit: loads a backend's own CUDA sources.
     """
 
     device: torch.device
@@ -65,6 +67,7 @@ class AttentionContext:
     max_running_requests: int
     max_seq_len: int
     ops: OpTable = field(default_factory=OpTable)
+    jit: JitLoader = field(default_factory=JitLoader)
 
 
 class CudaGraphSupport(Protocol):

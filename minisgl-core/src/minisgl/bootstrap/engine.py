@@ -17,6 +17,7 @@ from minisgl.engine.engine import Engine
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.memory_plan import MemoryPlan
 from minisgl.errors import ModelLoadError, SettingsError, UnsupportedBackendError
+from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.layers.base import shard_size
@@ -89,9 +90,9 @@ def build_engine(
             f"scheduler.launch='mixed': attention backend {chosen.prefill.name!r} takes no decode "
             "and prefill rows in one launch; set scheduler.launch to auto or split"
         )
-    ops = select_ops(host, site.query)
-    attention = _create_attention(site, pool, chosen, ops)
-    moe, moe_rows = _create_moe(site)
+    ops, jit = select_ops(host, site.query), JitLoader(site.device)
+    attention = _create_attention(site, pool, chosen, ops, jit)
+    moe, moe_rows = _create_moe(site, jit)
     log_decisions([*chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
     context = BuildContext(
         device=site.device,
@@ -114,6 +115,7 @@ def build_engine(
     info = _limited(info, site, plan)
     engine = Engine(model, attention, info, site.device, ops, nvtx=settings.engine.nvtx)
     _warm_up(engine, settings, model, context, progress=progress)
+    jit.seal()
     took = time.perf_counter() - began
     logger.info("%s is ready after %.1f s", site.config.architecture, took)
     return engine
@@ -237,7 +239,7 @@ def _create_pool(site: Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
 
 
 def _create_attention(
-    site: Site, pool: KVCachePool, chosen: AttentionSelection, ops: OpTable
+    site: Site, pool: KVCachePool, chosen: AttentionSelection, ops: OpTable, jit: JitLoader
 ) -> AttentionBackend:
     context = AttentionContext(
         device=site.device,
@@ -251,6 +253,7 @@ def _create_attention(
         max_running_requests=site.settings.scheduler.max_running_requests,
         max_seq_len=site.max_seq_len,
         ops=ops,
+        jit=jit,
     )
     prefill = chosen.prefill.create(context, chosen.prefill_settings)
     if chosen.decode is chosen.prefill:
@@ -258,7 +261,7 @@ def _create_attention(
     return HybridBackend(prefill, chosen.decode.create(context, chosen.decode_settings))
 
 
-def _create_moe(site: Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
+def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
     settings, moe = site.settings, site.config.moe
     if moe is None:
         if settings.moe.backend != AUTO:
@@ -275,6 +278,7 @@ def _create_moe(site: Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
         activation=site.config.activation,
         max_num_tokens=settings.scheduler.max_prefill_tokens
         + settings.scheduler.max_running_requests,
+        jit=jit,
     )
     return chosen.record.create(context, chosen.settings), chosen.table
 
