@@ -22,6 +22,9 @@ HEAVY = ("torch", "transformers", "triton", "flashinfer", "flash_attn", "numpy",
         "from minisgl.cli import main\nassert main(['plugins', 'check']) == 0",
         "from minisgl.cli import main\nassert main(['plugins', 'show', 'torch']) == 0",
         "from minisgl.cli import main\nassert main(['serve', '--help']) == 0",
+        "from minisgl.cli import main\nassert main(['bench', '--help']) == 0",
+        "from minisgl.cli import main\nassert main(['bench', 'offline', '--help']) == 0",
+        "from minisgl.cli import main\nassert main(['bench', 'kernels', '--help']) == 0",
     ],
 )
 def test_works_with_heavy_packages_blocked(plugin_site, code):

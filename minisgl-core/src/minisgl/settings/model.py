@@ -55,6 +55,11 @@ class ModelSettings(Section):
         min_length=1,
         description="Tokenizer: a folder, a .gguf file or a hub id; by default, the model's.",
     )
+    skip_tokenizer_init: bool = Field(
+        False,
+        description="Load no tokenizer: LLM then takes and returns token ids only, and serve"
+        " refuses to start.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Dtype of weights and activations; auto is float32 on a CPU, else the"
