@@ -117,10 +117,12 @@ def page_indices(
     last_page_lens.copy_(kv_lens - (num_pages - 1) * page_size)
     indptr[0] = 0
     torch.cumsum(num_pages, 0, dtype=torch.int32, out=indptr[1:])
+    # Columns behind a row's last page write that page once more, where it is already: so shapes
+    # depend on no length, and nothing has to wait for the device.
     columns = torch.arange(page_table.shape[1], device=page_table.device)
-    used = columns < num_pages.unsqueeze(1)
-    pages = page_table[rows][used]
-    indices[: len(pages)] = pages
+    columns = torch.minimum(columns, num_pages.unsqueeze(1) - 1)
+    pages = page_table[rows.unsqueeze(1), columns]
+    indices[indptr[:-1].unsqueeze(1) + columns] = pages
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
