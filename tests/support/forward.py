@@ -138,6 +138,7 @@ def make_batch(
             positions.append(position)
             slots.append(int(table[row, position // PAGE_SIZE]) * PAGE_SIZE + position % PAGE_SIZE)
     query_lens = np.array([len(ids) for ids in tokens], dtype=np.int32)
+    kv_lens = query_lens + np.array(starts, dtype=np.int32)
     batch = Batch(
         input_ids=torch.tensor([token for ids in tokens for token in ids]),
         positions=torch.tensor(positions),
@@ -146,7 +147,8 @@ def make_batch(
         rows=torch.arange(len(tokens)),
         num_decode_rows=len(tokens) if decode else 0,
         query_lens=query_lens,
-        kv_lens=query_lens + np.array(starts, dtype=np.int32),
+        kv_lens=kv_lens,
+        kv_lens_device=torch.from_numpy(kv_lens),
         page_table=torch.from_numpy(table),
         page_size=PAGE_SIZE,
     )

@@ -128,6 +128,7 @@ def test_the_example_attends_as_the_reference_does(example):
         num_decode_rows=2,
         query_lens=np.array([1, 1, 3, 3], dtype=np.int32),
         kv_lens=np.array([7, 10, 14, 3], dtype=np.int32),
+        kv_lens_device=torch.tensor([7, 10, 14, 3], dtype=torch.int32),
         page_table=page_table,
         page_size=PAGE_SIZE,
     )

@@ -280,6 +280,7 @@ def make_batch(case: AttentionCase, device: torch.device) -> Batch:
         num_decode_rows=case.num_rows if case.phase == "decode" else 0,
         query_lens=query_lens,
         kv_lens=kv_lens,
+        kv_lens_device=torch.from_numpy(kv_lens).to(device),
         page_table=torch.from_numpy(table).to(device),
         page_size=case.page_size,
     )

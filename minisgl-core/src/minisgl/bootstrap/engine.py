@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
+from tqdm import tqdm
 
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
+from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed
 from minisgl.distributed.communicator import Communicator, SingleCommunicator
 from minisgl.engine.engine import Engine
 from minisgl.engine.info import EngineInfo
-from minisgl.engine.memory_plan import MemoryPlan, measure, plan_memory
-from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError, UnsupportedBackendError
+from minisgl.engine.memory_plan import MemoryPlan
+from minisgl.errors import ModelLoadError, SettingsError, UnsupportedBackendError
+from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.layers.base import shard_size
@@ -87,25 +90,32 @@ def build_engine(
             f"scheduler.launch='mixed': attention backend {chosen.prefill.name!r} takes no decode "
             "and prefill rows in one launch; set scheduler.launch to auto or split"
         )
-    attention = _create_attention(site, pool, chosen)
-    moe, moe_rows = _create_moe(site)
+    ops, jit = select_ops(host, site.query), JitLoader(site.device)
+    attention = _create_attention(site, pool, chosen, ops, jit)
+    moe, moe_rows = _create_moe(site, jit)
     log_decisions([*chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
     context = BuildContext(
         device=site.device,
         dtype=site.dtype,
         communicator=communicator,
-        ops=select_ops(host, site.query),
+        ops=ops,
         attention=attention,
         moe=moe,
         kv_pool=pool,
         max_seq_len=site.max_seq_len,
     )
     model = _build_model(site, context, progress=progress)
-    plan = _plan_pool(site, model, pool, communicator)
+    info = _engine_info(site, mixed=mixed)
+    with rehearsed(settings, model, context, info) as needs:
+        plan = plan_pool(
+            settings, model, pool, communicator, max_seq_len=site.max_seq_len, needs=needs
+        )
     pool.allocate(plan.num_pages + 1)
     logger.info("memory of %s:\n%s", site.device, plan.table())
-    engine = Engine(model, attention, _engine_info(site, plan, mixed=mixed), site.device)
-    engine.warm_up()
+    info = _limited(info, site, plan)
+    engine = Engine(model, attention, info, site.device, ops, nvtx=settings.engine.nvtx)
+    _warm_up(engine, settings, model, context, progress=progress)
+    jit.seal()
     took = time.perf_counter() - began
     logger.info("%s is ready after %.1f s", site.config.architecture, took)
     return engine
@@ -229,7 +239,7 @@ def _create_pool(site: Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
 
 
 def _create_attention(
-    site: Site, pool: KVCachePool, chosen: AttentionSelection
+    site: Site, pool: KVCachePool, chosen: AttentionSelection, ops: OpTable, jit: JitLoader
 ) -> AttentionBackend:
     context = AttentionContext(
         device=site.device,
@@ -242,6 +252,8 @@ def _create_attention(
         kv_pool=pool,
         max_running_requests=site.settings.scheduler.max_running_requests,
         max_seq_len=site.max_seq_len,
+        ops=ops,
+        jit=jit,
     )
     prefill = chosen.prefill.create(context, chosen.prefill_settings)
     if chosen.decode is chosen.prefill:
@@ -249,7 +261,7 @@ def _create_attention(
     return HybridBackend(prefill, chosen.decode.create(context, chosen.decode_settings))
 
 
-def _create_moe(site: Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
+def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
     settings, moe = site.settings, site.config.moe
     if moe is None:
         if settings.moe.backend != AUTO:
@@ -266,6 +278,7 @@ def _create_moe(site: Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
         activation=site.config.activation,
         max_num_tokens=settings.scheduler.max_prefill_tokens
         + settings.scheduler.max_running_requests,
+        jit=jit,
     )
     return chosen.record.create(context, chosen.settings), chosen.table
 
@@ -287,48 +300,28 @@ def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLL
     return model
 
 
-def _plan_pool(
-    site: Site, model: BaseLLMModel, pool: KVCachePool, communicator: Communicator
-) -> MemoryPlan:
-    settings, spec = site.settings, pool.spec
-    # Nobody measures what is free while another rank still loads.
-    _smallest(communicator, 0)
-    plan = plan_memory(
-        measure(spec.device),
-        fraction=settings.engine.memory_fraction,
-        weights=sum(weight.tensor.nbytes for weight in model.weights()),
-        bytes_per_page=type(pool).bytes_per_page(spec),
-        page_size=spec.page_size,
-        num_pages=settings.cache.num_pages,
-        max_useful_tokens=site.max_seq_len * settings.scheduler.max_running_requests,
-        in_main_memory=spec.device.type == "cpu",
-        num_sharers=site.num_ranks if spec.device.type == "cpu" else 1,
+def _warm_up(
+    engine: Engine,
+    settings: Settings,
+    model: BaseLLMModel,
+    context: BuildContext,
+    *,
+    progress: bool,
+) -> None:
+    """Do whatever happens only the first time: nothing is compiled or recorded after this."""
+    engine.warm_up()
+    runner = make_runner(settings, model, context, engine)
+    if runner is None:
+        return
+    for num_tokens in {16, 256, settings.scheduler.max_prefill_tokens}:
+        engine.warm_up(min(num_tokens, settings.scheduler.max_prefill_tokens))
+    engine.record_graphs(
+        runner, lambda sizes: tqdm(sizes, "Recording CUDA graphs", disable=not progress)
     )
-    plan = replace(plan, num_pages=_smallest(communicator, plan.num_pages))
-    wanted = settings.model.max_seq_len
-    if wanted is not None and plan.num_pages * spec.page_size + 1 < wanted:
-        raise DoesNotFitError(
-            f"model.max_seq_len={wanted} needs {-(-wanted // spec.page_size)} pages, but the KV "
-            f"pool has {plan.num_pages} of {spec.page_size} tokens; lower model.max_seq_len, or "
-            "raise cache.num_pages or engine.memory_fraction"
-        )
-    return plan
 
 
-def _smallest(communicator: Communicator, number: int) -> int:
-    """Return the smallest of the ranks' numbers, once all of them are here."""
-    return int(communicator.all_gather(torch.tensor([number]), dim=0).min())
-
-
-def _engine_info(site: Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
-    in_pool = plan.num_pages * plan.page_size + 1
-    if in_pool < site.max_seq_len:
-        logger.warning(
-            "requests are limited to %d tokens: the KV pool holds no more, although the model "
-            "allows %d (cache.num_pages, engine.memory_fraction)",
-            in_pool,
-            site.max_seq_len,
-        )
+def _engine_info(site: Site, *, mixed: bool) -> EngineInfo:
+    """Return what is known about the engine before its pool is sized."""
     vocab_size, eos = site.config.vocab_size, tuple(site.checkpoint.eos_token_ids)
     if any(not 0 <= token < vocab_size for token in eos):
         raise ModelLoadError(
@@ -342,11 +335,24 @@ def _engine_info(site: Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
         dtype=site.query.dtype,
         vocab_size=vocab_size,
         eos_token_ids=eos,
-        max_seq_len=min(site.max_seq_len, in_pool),
+        max_seq_len=site.max_seq_len,
         max_running_requests=site.settings.scheduler.max_running_requests,
-        page_size=plan.page_size,
-        num_pages=plan.num_pages,
+        page_size=site.query.page_size,
+        num_pages=1,
         # One pass reads the weights once; on a GPU decode rows replay a graph of their own.
         mixed_launches=on_cpu and mixed,
         asynchronous=not on_cpu,
     )
+
+
+def _limited(info: EngineInfo, site: Site, plan: MemoryPlan) -> EngineInfo:
+    """Return ``info`` with the pool's size, and no request longer than the pool."""
+    in_pool = plan.num_pages * plan.page_size + 1
+    if in_pool < site.max_seq_len:
+        logger.warning(
+            "requests are limited to %d tokens: the KV pool holds no more, although the model "
+            "allows %d (cache.num_pages, engine.memory_fraction)",
+            in_pool,
+            site.max_seq_len,
+        )
+    return replace(info, num_pages=plan.num_pages, max_seq_len=min(site.max_seq_len, in_pool))

@@ -55,7 +55,9 @@ class KVCachePool(ABC):
 
     @abstractmethod
     def allocate(self, num_pages: int) -> None:
-        """Allocate ``num_pages`` zeroed pages (page 0 is the dummy). Called once.
+        """Allocate ``num_pages`` zeroed pages (page 0 is the dummy), instead of those before.
+
+        Called once, or twice where steps are tried out before the pool is sized.
 
         Raises:
             DoesNotFitError: the device has not enough memory; names ``cache.num_pages``.

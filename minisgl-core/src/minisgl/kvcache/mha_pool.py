@@ -26,7 +26,7 @@ class MHAKVCachePool(KVCachePool):
 
     def allocate(self, num_pages: int) -> None:
         """Allocate ``num_pages`` zeroed pages; see the interface."""
-        assert not self._layers, "the pool is allocated once"
+        self._layers, self._flat = [], []
         spec = self.spec
         shape = (spec.num_layers, num_pages, spec.page_size, spec.num_kv_heads, spec.head_dim)
         try:

@@ -14,6 +14,10 @@ class BaseLLMModel(Layer):
     Its weights are declared by its layers; ``minisgl.models.loading`` fills them.
     """
 
+    supports_cuda_graphs: bool = True
+    """Whether a decode step can be recorded: ``forward`` never waits for the device, and its work
+    depends on nothing but the shapes of the batch."""
+
     @abstractmethod
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the sampled tokens, ``[S, vocab_size]``, on every rank.

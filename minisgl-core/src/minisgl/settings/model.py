@@ -94,6 +94,14 @@ class EngineSettings(Section):
         " or the cores divided by the ranks.",
     )
 
+    cuda_graph_max_rows: int | None = Field(
+        None,
+        ge=0,
+        description="Most rows of a decode step that runs as one CUDA graph; 0 records none; by"
+        " default, as many as run at once.",
+    )
+    nvtx: bool = Field(False, description="Name the parts of a step for NVIDIA's profilers.")
+
     @field_validator("device")
     @classmethod
     def _device_name(cls, value: str) -> str:

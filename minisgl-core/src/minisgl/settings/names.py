@@ -70,6 +70,11 @@ FLAT_NAMES: tuple[FlatName, ...] = (
     ),
     FlatName(name="seed", setting="engine.seed", aliases=("random-seed",)),
     FlatName(
+        name="cuda-graph-max-rows",
+        setting="engine.cuda_graph_max_rows",
+        aliases=("cuda-graph-max-bs", "graph"),
+    ),
+    FlatName(
         name="attention-backend", setting="attention.backend", aliases=("attn", "attn-backend")
     ),
     FlatName(name="moe-backend", setting="moe.backend", aliases=("moe-runner-backend",)),
@@ -111,6 +116,8 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(name="strict-plugins", setting="plugins.strict", on=True, off=False),
     Switch(name="skip-tokenizer-init", setting="model.skip_tokenizer_init", on=True, off=False),
     Switch(name="dummy-weight", setting="model.load_format", on="dummy", off="auto"),
+    Switch(name="disable-cuda-graph", setting="engine.cuda_graph_max_rows", on=0, off=None),
+    Switch(name="enforce-eager", setting="engine.cuda_graph_max_rows", on=0, off=None),
     Switch(name="disable-radix-cache", setting="cache.prefix", on="naive", off="radix"),
     Switch(
         name="enable-prefix-caching",
