@@ -89,7 +89,7 @@ def _from_plugin(
 
 
 def _way_out(architectures: Sequence[str]) -> str:
-    from minisgl.models.hf.config import known_architectures
+    from minisgl.models.hf.architectures import known_architectures
 
     if _known(architectures):
         return "Or run it by transformers' own code: --model-implementation auto."
@@ -102,7 +102,7 @@ def _way_out(architectures: Sequence[str]) -> str:
 
 def _known(architectures: Sequence[str]) -> str:
     """Return the first architecture that transformers has, or an empty string."""
-    from minisgl.models.hf.config import known_architectures
+    from minisgl.models.hf.architectures import known_architectures
 
     known = known_architectures()
     return next((name for name in architectures if name in known), "")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from minisgl.attention.interface import AttentionLayerSpec
 from minisgl.errors import ModelLoadError
@@ -22,6 +22,9 @@ from minisgl.models.hf.attention import SURVEY_NAME, Mask, answer_with, mask_of
 from minisgl.models.hf.build import build, has_dynamic_rope
 
 logger = logging.getLogger(__name__)
+
+_NEEDED = "5.5"
+"""The first transformers whose rotary embeddings run on the meta device."""
 
 _NUM_TOKENS = 3
 _FAR = 1 << 20
@@ -48,11 +51,6 @@ class TransformersConfig(ModelFacts):
     attention: tuple[tuple[str, AttentionLayerSpec], ...]
 
 
-def known_architectures() -> frozenset[str]:
-    """Return the names of all causal language models of transformers."""
-    return frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-
-
 def read_config(hf_config: Any) -> TransformersConfig:
     """Return what the engine must know of a model of transformers.
 
@@ -73,7 +71,9 @@ def read_config(hf_config: Any) -> TransformersConfig:
         raise _refusal(architecture, str(reason)) from None
     except Exception as error:  # whatever a family's code raises
         raise _refusal(
-            architecture, f"its code does not run without data ({type(error).__name__}: {error})"
+            architecture,
+            f"its code does not run without data ({type(error).__name__}: {error}; transformers "
+            f"{transformers.__version__}, and this needs {_NEEDED} or newer)",
         ) from error
     specs = [spec for _, spec in layers]
     first = specs[0]
@@ -175,25 +175,27 @@ def _check_equal(layers: list[tuple[str, AttentionLayerSpec]]) -> None:
         )
 
 
-def _max_position(architecture: str, hf_config: Any) -> int:
-    """Return the longest sequence that a batch of any other sequences leaves exact."""
-    longest = getattr(hf_config, "max_position_embeddings", None)
+def _max_position(architecture: str, config: Any) -> int:
+    """Return the longest sequence; only one that other sequences of a batch leave exact."""
+    longest = getattr(config, "max_position_embeddings", None)
     if longest is None:
         raise _Unsupported("its config.json states no max_position_embeddings")
-    if not has_dynamic_rope(hf_config):
-        return int(longest)
-    values = getattr(hf_config, "rope_parameters", None) or {}
-    short = getattr(hf_config, "original_max_position_embeddings", None) or values.get(
+    values = getattr(config, "rope_parameters", None) or {}
+    original = getattr(config, "original_max_position_embeddings", None) or values.get(
         "original_max_position_embeddings", longest
     )
-    if short < longest:
+    if values.get("rope_type") == "yarn":
+        return max(int(longest), int(original * (values.get("factor") or 1.0)))
+    if not has_dynamic_rope(config):
+        return int(longest)
+    if original < longest:
         logger.warning(
             "%s is limited to the %d positions that it was first trained for: transformers' code "
             "rotates longer ones in a way that depends on the whole batch",
             architecture,
-            short,
+            original,
         )
-    return int(min(short, longest))
+    return int(min(original, longest))
 
 
 def _hides_as_window(mask: Mask, window: int | None) -> bool:
@@ -230,13 +232,16 @@ class _Recorder:
         self._check_mask(attention_mask, kwargs.get("sliding_window"))
         self._check_shapes(query, key, value)
         scale, head_dim = kwargs.get("scaling"), query.shape[-1]
+        window = kwargs.get("sliding_window")
+        if window is not None and window < 1:
+            raise _Unsupported(f"{self._name} has sliding_window={window!r}; it must be 1 or more")
         spec = AttentionLayerSpec(
             index=len(self._layers),
             num_q_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             head_dim=head_dim,
             scale=head_dim**-0.5 if scale is None else float(scale),
-            sliding_window=kwargs.get("sliding_window"),
+            sliding_window=window,
             logit_soft_cap=kwargs.get("softcap"),
         )
         self._layers.append((self._name, spec))

@@ -99,12 +99,10 @@ class TransformersModel(BaseLLMModel):
         """Declare a parameter or a saved buffer of the model, filled whole by its own name."""
         module = self._model.get_submodule(name.rpartition(".")[0])
         if isinstance(tensor, nn.Parameter):
-            tensor.data = allocate(
-                tensor.shape,
-                _parameter_dtype(self._model, name, tensor.dtype),
-                tensor.device,
-                matrix=isinstance(module, nn.Linear) and tensor.ndim == 2,
-            )
+            dtype = _parameter_dtype(self._model, name, tensor.dtype)
+            matrix = isinstance(module, nn.Linear) and tensor.device.type == "cpu"
+            if matrix or dtype != tensor.dtype:
+                tensor.data = allocate(tensor.shape, dtype, tensor.device, matrix=matrix)
         self.adopt(name, tensor.data, [whole(name, tensor.shape)], dummy=_dummy(name, tensor))
 
 
