@@ -47,7 +47,7 @@ def alone(model: Path) -> list[list[int]]:
 
 @given(
     page_size=st.sampled_from([1, 5, 16]),
-    sizes=st.sets(st.integers(1, 9), min_size=1, max_size=3),
+    sizes=st.sets(st.integers(1, 6), min_size=1, max_size=3),
     rows=st.integers(1, 6),
     launch=st.sampled_from(["mixed", "split"]),
     orders=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=2),
@@ -68,7 +68,7 @@ def test_invariant_17_replayed_steps_do_not_depend_on_their_padding(
     applies late, rows that keep the token drawn before their filter.
     """
     with pytest.MonkeyPatch.context() as patch:
-        recorder = replay_decode_steps(patch, sorted(sizes))
+        recorder = replay_decode_steps(patch, sorted({min(size, rows) for size in sizes}))
         with LLM(
             str(model),
             progress=False,

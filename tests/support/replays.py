@@ -26,14 +26,14 @@ class EagerRecorder:
     def __init__(self) -> None:
         self.num_replays = 0
 
-    def record(self, step: Step) -> Replay:
-        step()
+    def record(self, step: Step) -> tuple[Replay, torch.Tensor]:
+        result = step()
 
         def replay() -> None:
             self.num_replays += 1
-            step()
+            result.copy_(step())
 
-        return replay
+        return replay, result
 
     def forget(self) -> None:
         """Nothing is kept."""

@@ -26,16 +26,16 @@ class StepHandle:
     """A launched step; ``tokens`` waits for it.
 
     Args:
-        tokens: int32 ``[S]`` on the device: all launches' tokens, one after the other.
+        tokens: int32 ``[S]`` on the device: all launches' tokens, one after the other; the next
+            step may overwrite them.
     """
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        self._tokens = tokens
+        # Copied behind this step and waited for by its own event: later steps may run on.
+        on_host = torch.empty(tokens.shape, dtype=torch.int32, pin_memory=tokens.is_cuda)
+        self._tokens = on_host.copy_(tokens, non_blocking=True)
         if tokens.is_cuda:
-            # Copied behind this step and waited for by its own event: later steps may run on.
-            on_host = torch.empty(tokens.shape, dtype=torch.int32, pin_memory=True)
-            self._tokens = on_host.copy_(tokens, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 

@@ -25,14 +25,18 @@ logger = logging.getLogger(__name__)
 
 IntArray = npt.NDArray[np.int32]
 Replay = Callable[[], None]
-Step = Callable[[], None]
+Step = Callable[[], torch.Tensor]
 
 
 class Recorder(Protocol):
     """Turns device work into something that can be run again and again."""
 
-    def record(self, step: Step) -> Replay:
-        """Run ``step`` once for all that happens the first time, record it, return its replay."""
+    def record(self, step: Step) -> tuple[Replay, torch.Tensor]:
+        """Run ``step`` once for all that happens the first time, and record it.
+
+        Returns what replays it, and a tensor that then holds its result until the next replay of
+        any recorded step.
+        """
 
     def forget(self) -> None:
         """Give back the memory of everything recorded."""
@@ -45,7 +49,7 @@ class CudaGraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
-    def record(self, step: Step) -> Replay:
+    def record(self, step: Step) -> tuple[Replay, torch.Tensor]:
         """Run ``step`` on the current stream, then record it."""
         step()
         torch.cuda.current_stream().synchronize()
@@ -56,10 +60,11 @@ class CudaGraphRecorder:
             stream=torch.cuda.current_stream(),
             capture_error_mode="thread_local",
         ):
-            step()
+            result = step()
         self._graphs.append(graph)
-        replay: Replay = graph.replay
-        return replay
+        # The result's memory goes back to the pool, for smaller graphs; what is in it stays
+        # readable until one of them runs.
+        return graph.replay, alias(result)
 
     def forget(self) -> None:
         """Destroy all graphs."""
@@ -170,16 +175,7 @@ class GraphRunner:
             page_size=state.page_size,
         )
         plan = batch.plan = self._graphs.prepare_capture(batch)
-        kept: list[torch.Tensor] = []
-
-        def step() -> None:
-            logits = self._step(batch, inputs, tokens)
-            kept[:] = [logits]
-
-        replay = self._recorder.record(step)
-        # The memory goes back to the pool, for smaller graphs; what was in it stays readable
-        # until one of them runs.
-        logits = alias(kept.pop())
+        replay, logits = self._recorder.record(lambda: self._step(batch, inputs, tokens))
         return _Recorded(size, plan, kv_lens, replay, logits, tokens)
 
     def _step(self, batch: Batch, inputs: DecodeInputs, tokens: torch.Tensor) -> torch.Tensor:
@@ -209,9 +205,7 @@ class _CudaMemory:
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory that does not keep it allocated."""
-    if not tensor.is_cuda:
-        return tensor
+    """Return a tensor over the same CUDA memory that does not keep it allocated."""
     words = torch.as_tensor(_CudaMemory(tensor), device=tensor.device)
     return words.view(tensor.dtype)
 
