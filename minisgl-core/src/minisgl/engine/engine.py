@@ -232,7 +232,7 @@ class Engine:
             all_greedy=not mirror.temperature[host_rows].any(),
             filtered=mirror.filtered[host_rows],
         )
-        return sample(logits, params)
+        return sample(logits, params, self.state.ops)
 
     def _upload(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         """Bring a small array to the device without waiting for it."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from minisgl.kernel import reference, rows
+from minisgl.kernel import reference, rows, sampling
 from minisgl.kernel.rotation import Rotation
 from minisgl.kernel.rows import DecodeInputs, RowTensors
 
@@ -229,6 +229,40 @@ class SampleFiltered(Protocol):
         ...
 
 
+def compose_rope_store(rope: Rope, store_kv: StoreKV) -> RopeStore:
+    """Return ``rope_store`` in two steps: its reference, and where only these have a fast form."""
+
+    def rope_store(
+        qkv: torch.Tensor,
+        num_q_heads: int,
+        num_kv_heads: int,
+        rotation: Rotation,
+        slots: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        *,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        norm_eps: float,
+    ) -> torch.Tensor:
+        num_qk_heads = num_q_heads + num_kv_heads
+        q, k = rope(
+            qkv[:, :num_qk_heads],
+            num_q_heads,
+            rotation,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_eps=norm_eps,
+        )
+        store_kv(k, qkv[:, num_qk_heads:], slots, k_pool, v_pool)
+        return q.contiguous()
+
+    return rope_store
+
+
+_rope_store = compose_rope_store(reference.rope, reference.store_kv)
+
+
 @dataclass(frozen=True, slots=True)
 class OpTable:
     """One implementation of each operation."""
@@ -240,7 +274,9 @@ class OpTable:
     rope: Rope = reference.rope
     linear: Linear = reference.linear
     store_kv: StoreKV = reference.store_kv
-    rope_store: RopeStore = reference.rope_store
+    rope_store: RopeStore = _rope_store
     page_indices: PageIndices = reference.page_indices
     apply_plan: ApplyPlan = rows.apply_plan
     advance_rows: AdvanceRows = rows.advance_rows
+    sample_gumbel: SampleGumbel = sampling.sample_gumbel
+    sample_filtered: SampleFiltered = sampling.sample_filtered

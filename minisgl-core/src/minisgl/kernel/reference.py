@@ -76,33 +76,6 @@ def store_kv(
     v_pool.index_copy_(0, slots, v)
 
 
-def rope_store(
-    qkv: torch.Tensor,
-    num_q_heads: int,
-    num_kv_heads: int,
-    rotation: Rotation,
-    slots: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    *,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    norm_eps: float,
-) -> torch.Tensor:
-    """``rope``, then ``store_kv``."""
-    num_qk_heads = num_q_heads + num_kv_heads
-    q, k = rope(
-        qkv[:, :num_qk_heads],
-        num_q_heads,
-        rotation,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        norm_eps=norm_eps,
-    )
-    store_kv(k, qkv[:, num_qk_heads:], slots, k_pool, v_pool)
-    return q
-
-
 def page_indices(
     page_table: torch.Tensor,
     rows: torch.Tensor,

@@ -67,6 +67,14 @@ class KVCachePool(ABC):
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of one layer, each ``[num_pages, page_size, kv_heads, head_dim]``."""
 
+    def flat_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:  # noqa: ARG002
+        """Return K and V of one layer by slot, each ``[slots, kv_heads, head_dim]``, or ``None``.
+
+        A pool that answers lets operations write to these views in place of ``store``; ``None``
+        is for one that stores anything but plain K and V (scales, other layouts).
+        """
+        return None
+
     @abstractmethod
     def store(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: int) -> None:
         """Write ``k`` and ``v`` ``[T, kv_heads, head_dim]`` to ``slots`` ``[T]`` of one layer.

@@ -45,6 +45,10 @@ class MHAKVCachePool(KVCachePool):
         """Return K and V of one layer, ``[pages, page_size, kv_heads, head_dim]`` each."""
         return self._layers[index]
 
+    def flat_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K and V of one layer by slot, ``[slots, kv_heads, head_dim]`` each."""
+        return self._flat[index]
+
     def store(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: int) -> None:
         """Write K and V of one launch to its slots; see the interface.
 
