@@ -18,7 +18,9 @@ from minisgl.kvcache.mha_pool import MHAKVCachePool
 from minisgl.layers.base import shard_heads, shard_size
 from minisgl.layers.context import BuildContext
 from minisgl.models.checkpoint import open_checkpoint
-from minisgl.models.config import ModelConfig
+from minisgl.models.config import ModelConfig, ModelFacts
+from minisgl.models.hf import config as hf
+from minisgl.models.hf.model import TransformersModel
 from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import load_weights
 from minisgl.moe.interface import MoeContext
@@ -41,7 +43,7 @@ def load_name(reference: str) -> Any:
 
 
 def build_context(
-    config: ModelConfig,
+    config: ModelFacts,
     *,
     communicator: Communicator | None = None,
     max_seq_len: int | None = None,
@@ -80,7 +82,7 @@ def build_context(
         )
     )
     moe = None
-    if config.moe is not None:
+    if isinstance(config, ModelConfig) and config.moe is not None:
         moe = TorchMoeBackend(
             MoeContext(
                 device=CPU,
@@ -120,6 +122,16 @@ def load_model(path: Path, **context_options: Any) -> tuple[BaseLLMModel, BuildC
     config = load_name(record.config_reader)(checkpoint.hf_config)
     context = build_context(config, **context_options)
     model = load_name(record.model)(config, context)
+    load_weights(model, checkpoint, progress=False)
+    return model, context
+
+
+def load_through_transformers(path: Path, **options: Any) -> tuple[TransformersModel, BuildContext]:
+    """Build and load a model that transformers' code computes; returns it with its context."""
+    checkpoint = open_checkpoint(path, "auto")
+    config = hf.read_config(checkpoint.hf_config)
+    context = build_context(config, **options)
+    model = TransformersModel(config, context)
     load_weights(model, checkpoint, progress=False)
     return model, context
 

@@ -1,14 +1,17 @@
 """``minisgl bench offline`` on a tiny model: rounds, the record, the profile."""
 
 import json
+import shutil
 import time
 
 import pytest
 
 from minisgl.benchmark import environment
 from minisgl.benchmark.offline import Round
+from minisgl.benchmark.step_profiler import StepProfiler
 from minisgl.benchmark.workload import Workload
 from minisgl.cli import main
+from minisgl.llm import GenerationProgress
 from minisgl.settings import resolve_settings
 from support.tiny_models import build_tiny_model
 
@@ -113,6 +116,21 @@ def test_steps_are_recorded_in_a_round_that_does_not_count(model, tmp_path, caps
     assert "0 launches of CUDA graphs" in capsys.readouterr().out, "there is no GPU here"
 
 
+def test_recording_waits_until_every_prompt_has_its_first_token(tmp_path):
+    """Catches: a profile of prompts, where one of decode steps is wanted."""
+    profiler = StepProfiler(tmp_path / "trace.json", 2)
+    for num_started in (0, 1):
+        for _ in range(20):
+            profiler(GenerationProgress(num_prompts=2, num_started=num_started, num_done=0))
+    assert not profiler.is_written
+    for _ in range(20):
+        profiler(GenerationProgress(num_prompts=2, num_started=2, num_done=1))
+    assert profiler.is_written
+    profiler.close()
+    assert profiler.num_running == 1
+    assert (tmp_path / "trace.json").is_file()
+
+
 def test_a_round_too_short_to_record_is_an_error(model, tmp_path, capsys):
     flags = ("--num-prompts", "1", "--input-len", "5", "--output-len", "6", "--max-token-id", "9")
     line = ["bench", "offline", "--model", str(model), *FLAGS, *flags]
@@ -146,6 +164,7 @@ def test_the_result_is_the_median_of_the_rounds_that_count():
     assert result.tokens_per_second == 200.0
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_is_that_of_the_checkout_and_of_no_other(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(environment.minisgl, "__file__", str(tmp_path / "__init__.py"))

@@ -224,6 +224,7 @@ def test_every_flat_name_and_alias_is_a_keyword(flat):
     values = {
         "model.dtype": "float32",
         "model.load_format": "dummy",
+        "model.implementation": "transformers",
         "engine.device": "cpu",
         "engine.memory_fraction": "0.5",
         "scheduler.policy": "prefill-first",

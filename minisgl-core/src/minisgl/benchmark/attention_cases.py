@@ -14,10 +14,11 @@ from minisgl.attention.batch import Batch
 from minisgl.attention.interface import AttentionBackend, AttentionContext, AttentionLayerSpec
 from minisgl.benchmark.timing import Call, Timing, num_copies, time_calls
 from minisgl.errors import SettingsError
+from minisgl.kernel.jit import JitLoader
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.records import BackendQuery, Phase
-from minisgl.plugins.selection import select_attention, select_kv_pool
+from minisgl.plugins.selection import select_attention, select_kv_pool, select_ops
 from minisgl.settings import Settings
 
 _SYNTAX: Final = re.compile(
@@ -168,6 +169,7 @@ class AttentionRig:
         self._case, self._host, self._settings = case, host, settings
         self._device, self._dtype = device, dtype
         self._query = query_of(case, device, dtype)
+        self._ops, self._jit = select_ops(host, self._query), JitLoader(device)
         kv_lens = case.kv_lens()
         num_layers = num_copies(case.kv_bytes(dtype.itemsize), device, most=_MOST_LAYERS)
         spec = KVPoolSpec(
@@ -207,11 +209,28 @@ class AttentionRig:
         """
         backend = self.create(name)
         with torch.inference_mode():
-            calls, graph, before_capture, before_replay = self._calls(backend)
-            return time_calls(
-                calls, self._device, graph=graph, before_capture=before_capture,
-                before_replay=before_replay, shortest_s=shortest_s,
-            )  # fmt: skip
+            plan, graph = self.plan(backend)
+
+            def one(layer: AttentionLayerSpec) -> Call:
+                return lambda: backend.attend(self._q, layer, plan)
+
+            calls = [one(layer) for layer in self._layers]
+            return time_calls(calls, self._device, graph=graph, shortest_s=shortest_s)
+
+    def plan(self, backend: AttentionBackend) -> tuple[Any, bool]:
+        """Plan the launch; return the plan, and whether it is one for a CUDA graph.
+
+        The one place that knows how backends are planned. What a backend launches at the head of
+        a graph runs here, once: it is work of a launch, and what is timed is the work of a layer.
+        """
+        graphs = backend.cuda_graphs if self._case.phase == "decode" else None
+        with torch.inference_mode():
+            if graphs is None:
+                return backend.plan(self.batch, 0), False
+            plan = graphs.prepare_capture(self.batch)
+            graphs.prepare_replay(plan, self.batch.kv_lens, 0)
+            graphs.enqueue(self.batch, plan)
+            return plan, True
 
     def create(self, name: str) -> AttentionBackend:
         """Return a backend over this pool, for this case's phase."""
@@ -229,29 +248,18 @@ class AttentionRig:
             kv_pool=self._pool,
             max_running_requests=case.num_rows,
             max_seq_len=case.lengths[1],
+            ops=self._ops,
+            jit=self._jit,
         )
         if case.phase == "prefill":
             return chosen.prefill.create(context, chosen.prefill_settings)
         return chosen.decode.create(context, chosen.decode_settings)
 
     def attend(self, backend: AttentionBackend) -> torch.Tensor:
-        """Return the output of the first layer, planned as a server plans it."""
+        """Return the output of the first layer, planned as it is for ``time``."""
+        plan, _ = self.plan(backend)
         with torch.inference_mode():
-            return backend.attend(self._q, self._layers[0], backend.plan(self.batch, 0))
-
-    def _calls(
-        self, backend: AttentionBackend
-    ) -> tuple[list[Call], bool, Call | None, Call | None]:
-        """Return a call for each layer, whether a graph may hold them, and what goes before.
-
-        The one place that knows how a backend is planned, inside of a graph and outside.
-        """
-        plan: Any = backend.plan(self.batch, 0)
-
-        def one(layer: AttentionLayerSpec) -> Call:
-            return lambda: backend.attend(self._q, layer, plan)
-
-        return [one(layer) for layer in self._layers], False, None, None
+            return backend.attend(self._q, self._layers[0], plan)
 
 
 def make_batch(case: AttentionCase, device: torch.device) -> Batch:

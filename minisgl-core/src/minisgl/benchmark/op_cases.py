@@ -16,8 +16,11 @@ from minisgl.kernel.rotation import Rotation
 from minisgl.plugins.records import BackendQuery
 
 _EPS: Final = 1e-6
-_MOST_HEAD_ROWS: Final = 1024
-"""The head runs on sampled rows only, of which there are never thousands."""
+_MOST_SAMPLED_ROWS: Final = 1024
+"""Head and sampling run on one token a request, of which there are never thousands."""
+
+_KV_LEN, _PAGE_SIZE, _TABLE_WIDTH = 900, 16, 256
+"""Tokens of a row, of a page, and columns of the page table, where pages are listed."""
 
 _MOST_POSITIONS: Final = 4096
 
@@ -116,9 +119,15 @@ def op_cases(
         yield make.add_norm(num)
         yield make.activation(num)
         yield make.rope(num)
+        yield make.store(num)
+        yield make.rope_store(num)
         for label, inner, outer in make.products():
-            if label != "head" or num <= _MOST_HEAD_ROWS:
+            if label != "head" or num <= _MOST_SAMPLED_ROWS:
                 yield make.linear(num, label, inner, outer)
+        if num <= _MOST_SAMPLED_ROWS:
+            yield make.page_indices(num)
+            yield make.sample(num)
+            yield make.sample_filtered(num)
 
 
 class _Maker:
@@ -165,15 +174,68 @@ class _Maker:
         def inputs(implementation: Callable[..., Any]) -> Call:
             # A view of the projection's output, with V behind it, as the attention layer has it.
             projected = self._randn(rows, heads + shape.num_kv_heads, shape.head_dim)
-            positions = torch.arange(rows, device=self._device) % _MOST_POSITIONS
-            rotation = Rotation(positions, self._cos_sin)
-            _ = rotation.rows  # shared by all layers of a launch, so not part of this one's time
             return partial(
-                implementation, projected[:, :heads], shape.num_q_heads, rotation,
+                implementation, projected[:, :heads], shape.num_q_heads, self._rotation(rows),
                 q_norm=self._head_norm, k_norm=self._head_norm, norm_eps=_EPS,
             )  # fmt: skip
 
         return self._moving("rope", rows, 2 * rows * heads * shape.head_dim, inputs)
+
+    def store(self, rows: int) -> OpCase:
+        shape = self._shape
+
+        def inputs(implementation: Callable[..., Any]) -> Call:
+            k, v = (self._randn(rows, shape.num_kv_heads, shape.head_dim) for _ in range(2))
+            return partial(implementation, k, v, self._slots(rows), *self._pools(rows))
+
+        num_elements = 4 * rows * shape.num_kv_heads * shape.head_dim
+        return self._moving("store_kv", rows, num_elements, inputs)
+
+    def rope_store(self, rows: int) -> OpCase:
+        shape = self._shape
+        heads = shape.num_q_heads + 2 * shape.num_kv_heads
+
+        def inputs(implementation: Callable[..., Any]) -> Call:
+            return partial(
+                implementation, self._randn(rows, heads, shape.head_dim), shape.num_q_heads,
+                shape.num_kv_heads, self._rotation(rows), self._slots(rows), *self._pools(rows),
+                q_norm=self._head_norm, k_norm=self._head_norm, norm_eps=_EPS,
+            )  # fmt: skip
+
+        return self._moving("rope_store", rows, 2 * rows * heads * shape.head_dim, inputs)
+
+    def page_indices(self, rows: int) -> OpCase:
+        columns = -(-_KV_LEN // _PAGE_SIZE)
+        make = partial(torch.zeros, dtype=torch.int32, device=self._device)
+
+        def inputs(implementation: Callable[..., Any]) -> Call:
+            return partial(
+                implementation, make(rows, _TABLE_WIDTH), torch.arange(rows, device=self._device),
+                make(rows) + _KV_LEN, _PAGE_SIZE, make(rows + 1), make(rows * columns), make(rows),
+            )  # fmt: skip
+
+        moved = 2 * rows * columns * torch.int32.itemsize
+        return OpCase(
+            op="page_indices", label="", rows=rows, kind="bytes", amount=moved, bytes_each=moved,
+            inputs=inputs,
+        )  # fmt: skip
+
+    def sample(self, rows: int) -> OpCase:
+        def inputs(implementation: Callable[..., Any]) -> Call:
+            logits = self._randn(rows, self._shape.vocab)
+            return partial(implementation, logits, self._float(rows, 0.6), *self._noise(rows))
+
+        return self._moving("sample_gumbel", rows, rows * self._shape.vocab, inputs)
+
+    def sample_filtered(self, rows: int) -> OpCase:
+        def inputs(implementation: Callable[..., Any]) -> Call:
+            logits = self._randn(rows, self._shape.vocab)
+            top_k = torch.full((rows,), 50, device=self._device)
+            filters = top_k, self._float(rows, 0.9), self._float(rows, 0.0)
+            noise = self._noise(rows)
+            return partial(implementation, logits, self._float(rows, 0.6), *filters, *noise)
+
+        return self._moving("sample_filtered", rows, rows * self._shape.vocab, inputs)
 
     def products(self) -> list[tuple[str, int, int]]:
         """Return label, input and output width of each projection."""
@@ -207,6 +269,27 @@ class _Maker:
             bytes_each=moved,
             inputs=inputs,
         )
+
+    def _rotation(self, rows: int) -> Rotation:
+        positions = torch.arange(rows, device=self._device) % _MOST_POSITIONS
+        rotation = Rotation(positions, self._cos_sin)
+        _ = rotation.rows  # shared by all layers of a launch, so not part of this one's time
+        return rotation
+
+    def _float(self, rows: int, value: float) -> torch.Tensor:
+        return torch.full((rows,), value, dtype=torch.float32, device=self._device)
+
+    def _noise(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return seeds and positions, int64 ``[rows]``."""
+        seeds = torch.arange(rows, device=self._device)
+        return seeds, torch.full_like(seeds, _KV_LEN)
+
+    def _slots(self, rows: int) -> torch.Tensor:
+        return torch.randperm(2 * rows, device=self._device)[:rows]
+
+    def _pools(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (2 * rows, self._shape.num_kv_heads, self._shape.head_dim)
+        return self._randn(*shape), self._randn(*shape)
 
     def _moving(
         self, op: str, rows: int, num_elements: int, inputs: Callable[[Callable[..., Any]], Call]

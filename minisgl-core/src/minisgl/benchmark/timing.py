@@ -68,8 +68,6 @@ def time_calls(
     device: torch.device,
     *,
     graph: bool,
-    before_capture: Call | None = None,
-    before_replay: Call | None = None,
     shortest_s: float = SHORTEST_S,
 ) -> Timing:
     """Return the time of one of ``calls``, which do the same on different data.
@@ -78,19 +76,13 @@ def time_calls(
         calls: run one after the other; together they should touch much more than the caches hold.
         device: where they run.
         graph: capture them all in one CUDA graph and time its replays, on a GPU.
-        before_capture: recorded at the head of the graph; part of the time.
-        before_replay: run once before the graph is replayed; not part of the time.
         shortest_s: least seconds of a measurement.
     """
     if device.type != "cuda":
         return Timing(_time_loop(calls, time.perf_counter, shortest_s), "clock")
     if not graph:
         return Timing(_time_on_gpu(lambda: _run(calls), shortest_s) / len(calls), "events")
-    recorded = [*([before_capture] if before_capture is not None else []), *calls]
-    replay = _capture(recorded)
-    if before_replay is not None:
-        before_replay()
-    return Timing(_time_on_gpu(replay, shortest_s) / len(calls), "graph")
+    return Timing(_time_on_gpu(_capture(calls), shortest_s) / len(calls), "graph")
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype, *, size: float = 1.0) -> Ceilings:

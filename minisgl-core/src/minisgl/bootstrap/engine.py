@@ -23,15 +23,16 @@ from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.layers.base import shard_size
 from minisgl.layers.context import BuildContext
 from minisgl.models.checkpoint import Checkpoint, open_checkpoint
-from minisgl.models.config import ModelConfig
+from minisgl.models.config import ModelConfig, ModelFacts
 from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import fill_dummy, load_weights
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.plugins.decisions import Decision, log_decisions
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.lazy import load_object
+from minisgl.plugins.model_selection import FASTER_ELSEWHERE, ModelSelection, select_model
 from minisgl.plugins.query import build_query
-from minisgl.plugins.records import BackendQuery, ModelRecord
+from minisgl.plugins.records import BackendQuery
 from minisgl.plugins.selection import (
     AUTO,
     AttentionSelection,
@@ -53,8 +54,8 @@ class Site:
     settings: Settings
     host: PluginHost
     checkpoint: Checkpoint
-    record: ModelRecord
-    config: ModelConfig
+    model: ModelSelection
+    config: ModelFacts
     device: torch.device
     dtype: torch.dtype
     max_seq_len: int
@@ -93,7 +94,9 @@ def build_engine(
     ops, jit = select_ops(host, site.query), JitLoader(site.device)
     attention = _create_attention(site, pool, chosen, ops, jit)
     moe, moe_rows = _create_moe(site, jit)
-    log_decisions([*chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
+    log_decisions([*site.model.table, *chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
+    if site.model.warning:
+        logger.warning("%s", site.model.warning)
     context = BuildContext(
         device=site.device,
         dtype=site.dtype,
@@ -176,8 +179,14 @@ def survey(settings: Settings, host: PluginHost) -> Site:
         torch.set_num_threads(num_threads)
     path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
     checkpoint = open_checkpoint(path, settings.model.load_format)
-    record = host.model_for(checkpoint.architectures)
-    config: ModelConfig = load_object(record.config_reader)(checkpoint.hf_config)
+    model = select_model(host, checkpoint.architectures, settings.model.implementation)
+    if model.through_transformers and num_ranks > 1:
+        raise SettingsError(
+            f"parallel.tensor_parallel_size={num_ranks}: {checkpoint.architectures[0]} runs by "
+            "transformers' own code here, on one rank only; set it to 1, or use a plugin that "
+            f"offers the architecture{_and_package(checkpoint)}"
+        )
+    config: ModelFacts = load_object(model.record.config_reader)(checkpoint.hf_config)
     dtype = resolve_dtype(settings.model.dtype, config.dtype, device)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     dtype_name = str(dtype).removeprefix("torch.")
@@ -185,7 +194,7 @@ def survey(settings: Settings, host: PluginHost) -> Site:
         settings=settings,
         host=host,
         checkpoint=checkpoint,
-        record=record,
+        model=model,
         config=config,
         device=device,
         dtype=dtype,
@@ -203,6 +212,12 @@ def survey(settings: Settings, host: PluginHost) -> Site:
     )
 
 
+def _and_package(checkpoint: Checkpoint) -> str:
+    """Name the distribution that has the architecture, if it is known."""
+    packages = [FASTER_ELSEWHERE.get(name) for name in checkpoint.architectures]
+    return "".join(f": pip install {package}" for package in packages[:1] if package)
+
+
 def _share_of_threads(num_ranks: int) -> int | None:
     """Return the threads of one of several ranks; ``None`` leaves a single one to torch."""
     if num_ranks == 1:
@@ -212,7 +227,7 @@ def _share_of_threads(num_ranks: int) -> int | None:
     return max(1, cores // num_ranks)
 
 
-def _max_seq_len(settings: Settings, config: ModelConfig) -> int:
+def _max_seq_len(settings: Settings, config: ModelFacts) -> int:
     wanted = settings.model.max_seq_len
     if wanted is None:
         return config.max_position
@@ -262,8 +277,9 @@ def _create_attention(
 
 
 def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
-    settings, moe = site.settings, site.config.moe
-    if moe is None:
+    settings, config = site.settings, site.config
+    moe = config.moe if isinstance(config, ModelConfig) else None
+    if moe is None or not isinstance(config, ModelConfig):
         if settings.moe.backend != AUTO:
             site.host.moe.get(settings.moe.backend)  # nothing runs it, but a typo must show
         return None, ()
@@ -273,9 +289,9 @@ def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[De
         dtype=site.dtype,
         num_experts=moe.num_experts,
         top_k=moe.top_k,
-        hidden_size=site.config.hidden_size,
+        hidden_size=config.hidden_size,
         intermediate_size=shard_size(moe.intermediate_size, site.query.tensor_parallel_size),
-        activation=site.config.activation,
+        activation=config.activation,
         max_num_tokens=settings.scheduler.max_prefill_tokens
         + settings.scheduler.max_running_requests,
         jit=jit,
@@ -285,13 +301,16 @@ def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[De
 
 def _op_rows(site: Site) -> list[Decision]:
     """Decisions on operations that anybody but the reference offers; the others are no choice."""
+    if site.model.through_transformers:
+        return []
     table = explain_ops(site.host, site.query, [entry.name for entry in fields(OpTable)])
     contested = {row.kind for row in table if row.name != "reference"}
     return [row for row in table if row.kind in contested]
 
 
 def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLLMModel:
-    create: Callable[[ModelConfig, BuildContext], BaseLLMModel] = load_object(site.record.model)
+    create: Callable[[ModelFacts, BuildContext], BaseLLMModel]
+    create = load_object(site.model.record.model)
     model = create(site.config, context)
     if site.settings.model.load_format == "dummy":
         fill_dummy(model, site.settings.engine.seed)

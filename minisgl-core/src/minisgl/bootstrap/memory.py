@@ -1,7 +1,7 @@
 """What fits onto the device: everything but the KV pool is run once and measured, the rest is pool.
 
-On a GPU the largest prefill and the largest decode graph run before the pool is sized, over a pool
-of two pages: so activations, workspaces of backends and the memory of graphs are known, not guessed.
+On a GPU the largest prefill and the largest decode graph run before the pool is sized, over two
+pages: so activations, workspaces of backends and the memory of graphs are known, not guessed.
 """
 
 import contextlib

@@ -127,8 +127,9 @@ def plan_memory(
                 f"no room for a KV pool: {memory.total / 2**30:.2f} GiB x engine.memory_fraction "
                 f"{fraction} less {used / 2**30:.2f} GiB in use and "
                 f"{needs.activations / 2**30:.2f} GiB of activations leaves "
-                f"{budget / 2**30:.2f} GiB{share}, and a page of {page_size} tokens takes {bytes_per_page / 2**20:.2f} "
-                "MiB; raise engine.memory_fraction, free memory, or take a smaller model or dtype"
+                f"{budget / 2**30:.2f} GiB{share}, and a page of {page_size} tokens takes "
+                f"{bytes_per_page / 2**20:.2f} MiB; raise engine.memory_fraction, free memory, or "
+                "take a smaller model or dtype"
             )
     return MemoryPlan(
         total=memory.total,

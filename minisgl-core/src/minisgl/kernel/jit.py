@@ -2,7 +2,7 @@
 
 A module is built when an engine starts and kept in a cache folder. What decides whether it has to
 be built again is in its key: the sources themselves, the flags, the versions of torch and CUDA, and
-the device. Once the engine is ready its loader is sealed: a first request never waits for a compiler.
+the device. Once the engine is ready its loader is sealed: no request ever waits for a compiler.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """What the engine asks of a model."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 
@@ -14,9 +15,11 @@ class BaseLLMModel(Layer):
     Its weights are declared by its layers; ``minisgl.models.loading`` fills them.
     """
 
-    supports_cuda_graphs: bool = True
-    """Whether a decode step can be recorded: ``forward`` never waits for the device, and its work
-    depends on nothing but the shapes of the batch."""
+    supports_cuda_graphs: ClassVar[bool] = True
+    """Whether ``forward`` may be captured: fixed addresses, no synchronisation, no branch on data.
+
+    ``False``: the engine runs every launch eagerly.
+    """
 
     @abstractmethod
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -68,6 +68,11 @@ class ModelSettings(Section):
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
         "auto", description="Format of the checkpoint; dummy fills random weights from the seed."
     )
+    implementation: Literal["auto", "plugin", "transformers"] = Field(
+        "auto",
+        description="What computes the model: a plugin, or transformers' own code (eagerly, on one"
+        " rank); auto takes the code only if no plugin offers the architecture.",
+    )
     max_seq_len: int | None = Field(
         None, ge=1, description="Most tokens of one sequence; by default, what the model allows."
     )

@@ -56,6 +56,7 @@ FLAT_NAMES: tuple[FlatName, ...] = (
     FlatName(name="tokenizer", setting="model.tokenizer", aliases=("tokenizer-path",)),
     FlatName(name="dtype", setting="model.dtype"),
     FlatName(name="load-format", setting="model.load_format"),
+    FlatName(name="model-implementation", setting="model.implementation", aliases=("model-impl",)),
     FlatName(
         name="max-seq-len",
         setting="model.max_seq_len",

@@ -245,6 +245,7 @@ class AttentionBackendContract:
             num_kv_heads=self.num_kv_heads,
             head_dim=head_dim,
             num_layers=num_layers,
+            max_rows=max(len(LENGTHS), *self.graph_sizes),
             dtype=self.dtype,
             device=self.device,
             ops=self.ops(),

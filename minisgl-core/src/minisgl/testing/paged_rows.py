@@ -27,6 +27,7 @@ class PagedRows:
         lengths: tokens of each row.
         page_size, num_q_heads, num_kv_heads, head_dim: the shape.
         num_layers: layers of the pool, each with its own K and V.
+        max_rows: most rows of a launch; ``None`` is the number of rows.
         dtype, device: of queries, K and V.
         ops: what a backend is given.
         seed: of everything random.
@@ -41,6 +42,7 @@ class PagedRows:
         num_kv_heads: int,
         head_dim: int,
         num_layers: int = 1,
+        max_rows: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         ops: OpTable | None = None,
@@ -83,7 +85,7 @@ class PagedRows:
             num_layers=num_layers,
             page_size=page_size,
             kv_pool=self.pool,
-            max_running_requests=max(len(lengths), 1),
+            max_running_requests=max_rows or len(lengths),
             max_seq_len=width * page_size,
             ops=ops or OpTable(),
         )
@@ -171,13 +173,18 @@ class PagedRows:
         query_lens: Sequence[int] | npt.NDArray[np.int32] | None = None,
     ) -> torch.Tensor:
         """Return causal attention in float64; arguments as for ``batch``."""
-        query_lens = [1] * len(rows) if query_lens is None else query_lens
-        out, first = [], 0
-        for row, seen, length in zip(rows, kv_lens, query_lens, strict=True):
-            k, v = (kept[layer.index][row][:seen].double() for kept in (self._k, self._v))
-            out.append(_attention(q[first : first + length].double(), k, v, layer.scale))
-            first += length
-        return torch.cat(out)
+        chunks = np.array([1] * len(rows) if query_lens is None else query_lens)
+        # A row's queries are its last tokens: the i-th of c sees all but the c - 1 - i last.
+        ends = np.repeat(np.cumsum(chunks), chunks)
+        visible = np.repeat(kv_lens, chunks) - (ends - 1 - np.arange(chunks.sum()))
+        owners = np.repeat(rows, chunks)
+        out = torch.empty(q.shape, dtype=torch.float64, device=self.device)
+        for row in np.unique(owners):
+            tokens = torch.from_numpy(np.flatnonzero(owners == row)).to(self.device)
+            seen = torch.from_numpy(visible[owners == row]).to(self.device)
+            k, v = (kept[layer.index][row].double() for kept in (self._k, self._v))
+            out[tokens] = _attention(q[tokens].double(), k, v, seen, layer.scale)
+        return out
 
     def _write(self, part: torch.Tensor, row: int) -> torch.Tensor:
         values = self._random(self.lengths[row], *part.shape[2:])
@@ -192,13 +199,14 @@ class PagedRows:
         return values.to(self.dtype)
 
 
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """``q`` ``[t, q_heads, d]`` are the last of the tokens of ``k``, ``v`` ``[n, kv_heads, d]``."""
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """``q`` ``[t, heads, d]`` sees the first ``seen`` ``[t]`` of ``k``, ``v`` ``[n, kv_heads, d]``."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
-    hidden = hidden.triu(len(k) - len(q) + 1)
+    hidden = torch.arange(len(k), device=q.device) >= seen[:, None]
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, v)
 
