@@ -202,7 +202,7 @@ class PagedRows:
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """``q`` ``[t, heads, d]`` sees the first ``seen`` ``[t]`` of ``k``, ``v`` ``[n, kv_heads, d]``."""
+    """Queries ``[t, heads, d]`` see the first ``seen`` ``[t]`` of K and V ``[n, kv_heads, d]``."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
