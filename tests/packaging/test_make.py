@@ -17,7 +17,10 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 @pytest.fixture
 def checkout(tmp_path) -> Path:
     """A copy of what the Makefile looks at, with a GPU plugin beside it."""
-    for name in ("Makefile", "constraints/cpu.txt", "tools/check_torch_build.py"):
+    for name in (
+        *("Makefile", "constraints/cpu.txt", "tools/check_torch_build.py"),
+        "tests/requirements.txt",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("minisgl-core", "minisgl-models", "minisgl-attn-example"):
@@ -47,9 +50,9 @@ def make(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def installs(checkout: Path, *arguments: str) -> list[str]:
-    """Return the installing commands that ``make serve`` would run."""
-    done = make(checkout, "--dry-run", "serve", *arguments)
+def installs(checkout: Path, *arguments: str, target: str = "serve") -> list[str]:
+    """Return the installing commands that ``make serve`` would run, or another target."""
+    done = make(checkout, "--dry-run", target, *arguments)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if " pip " in line and "dry-run" not in line]
 
@@ -66,6 +69,14 @@ def test_with_a_gpu_its_plugins_are_installed_and_torch_is_free(checkout):
     first, *_ = installs(checkout)
     assert "constraints" not in first
     assert "-e ./minisgl-attn-example" in first
+
+
+def test_tests_without_a_gpu_get_its_plugins_without_their_kernels(checkout):
+    (line,) = [x for x in installs(checkout, target="unit") if "minisgl-attn-example" in x]
+    assert "--no-deps" in line
+    script(checkout, "nvidia-smi", "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'")
+    (line,) = [x for x in installs(checkout, target="unit") if "minisgl-attn-example" in x]
+    assert "--no-deps" not in line
 
 
 def test_an_index_of_pytorch_can_be_named(checkout):

@@ -7,11 +7,15 @@ import zipfile
 from importlib import import_module
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
+from transformers import AutoModelForCausalLM
 
 import minisgl
 from support.distributions import FOLDERS, ROOT, project
+from support.reference import Tally, greedy
+from support.tiny_models import EOS_TOKEN_IDS, write_tiny_model
 
 CORE = "minisgl-core"
 PLUGINS = [name for name in FOLDERS if name != CORE]
@@ -109,7 +113,35 @@ def test_the_core_alone_lists_only_its_own_offers(wheels, installation):
     assert where.stdout.startswith(str(installation.folder))
 
 
-def test_the_core_alone_names_the_missing_models(wheels, installation, tmp_path):
+GENERATE = """
+import json, sys
+from minisgl import LLM, SamplingParams
+
+path, prompts = json.loads(sys.argv[1])
+with LLM(path, progress=False, max_prefill_tokens=16, page_size=4) as llm:
+    results = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12), progress=False)
+print(json.dumps([result.token_ids for result in results]))
+print("minisgl_models" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_the_core_alone_serves_by_transformers_code(wheels, installation, tmp_path, architecture):
+    installation.install(wheels[CORE])
+    model = write_tiny_model(tmp_path / "model", architecture)
+    prompts = [list(range(3, 43)), [7, 8, 9]]
+    judge = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    references = greedy(judge, prompts, 12, EOS_TOKEN_IDS)
+    done = installation.run("-c", GENERATE, json.dumps([str(model), prompts]))
+    assert done.returncode == 0, done.stderr
+    tokens, imported = done.stdout.splitlines()
+    assert imported == "False"
+    for reference, got in zip(references, json.loads(tokens), strict=True):
+        Tally().compare(reference, got, architecture)
+    assert done.stderr.count("the fast version is in minisgl-models") == 1
+
+
+def test_the_core_alone_names_what_is_missing(wheels, installation, tmp_path):
     installation.install(wheels[CORE])
     model = tmp_path / "model"
     model.mkdir()
@@ -117,7 +149,7 @@ def test_the_core_alone_names_the_missing_models(wheels, installation, tmp_path)
     (model / "config.json").write_text(json.dumps(config))
     done = installation.run(
         *("-m", "minisgl", "generate", "--model", str(model), "--prompt", "hi"),
-        *("--load-format", "dummy", "--log-level", "error"),
+        *("--load-format", "dummy", "--log-level", "error", "--model-impl", "plugin"),
     )
     assert done.returncode != 0
     assert "Qwen3ForCausalLM" in done.stderr

@@ -18,7 +18,9 @@ from minisgl.kvcache.mha_pool import MHAKVCachePool
 from minisgl.layers.base import shard_heads, shard_size
 from minisgl.layers.context import BuildContext
 from minisgl.models.checkpoint import open_checkpoint
-from minisgl.models.config import ModelConfig
+from minisgl.models.config import ModelConfig, ModelFacts
+from minisgl.models.hf import config as hf
+from minisgl.models.hf.model import TransformersModel
 from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import load_weights
 from minisgl.moe.interface import MoeContext
@@ -41,7 +43,7 @@ def load_name(reference: str) -> Any:
 
 
 def build_context(
-    config: ModelConfig,
+    config: ModelFacts,
     *,
     communicator: Communicator | None = None,
     max_seq_len: int | None = None,
@@ -80,7 +82,7 @@ def build_context(
         )
     )
     moe = None
-    if config.moe is not None:
+    if isinstance(config, ModelConfig) and config.moe is not None:
         moe = TorchMoeBackend(
             MoeContext(
                 device=CPU,
@@ -124,6 +126,16 @@ def load_model(path: Path, **context_options: Any) -> tuple[BaseLLMModel, BuildC
     return model, context
 
 
+def load_through_transformers(path: Path, **options: Any) -> tuple[TransformersModel, BuildContext]:
+    """Build and load a model that transformers' code computes; returns it with its context."""
+    checkpoint = open_checkpoint(path, "auto")
+    config = hf.read_config(checkpoint.hf_config)
+    context = build_context(config, **options)
+    model = TransformersModel(config, context)
+    load_weights(model, checkpoint, progress=False)
+    return model, context
+
+
 def make_batch(
     context: BuildContext, tokens: Sequence[Sequence[int]], starts: Sequence[int], *, decode: bool
 ) -> Batch:
@@ -138,6 +150,7 @@ def make_batch(
             positions.append(position)
             slots.append(int(table[row, position // PAGE_SIZE]) * PAGE_SIZE + position % PAGE_SIZE)
     query_lens = np.array([len(ids) for ids in tokens], dtype=np.int32)
+    kv_lens = query_lens + np.array(starts, dtype=np.int32)
     batch = Batch(
         input_ids=torch.tensor([token for ids in tokens for token in ids]),
         positions=torch.tensor(positions),
@@ -146,7 +159,8 @@ def make_batch(
         rows=torch.arange(len(tokens)),
         num_decode_rows=len(tokens) if decode else 0,
         query_lens=query_lens,
-        kv_lens=query_lens + np.array(starts, dtype=np.int32),
+        kv_lens=kv_lens,
+        kv_lens_device=torch.from_numpy(kv_lens),
         page_table=torch.from_numpy(table),
         page_size=PAGE_SIZE,
     )

@@ -9,8 +9,11 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from packaging.utils import canonicalize_name
 
+from minisgl.plugins.discovery import Candidate, find_candidates
 from minisgl.plugins.host import PluginHost, load_plugins
+from support.distributions import FOLDERS
 
 CORE_RANGE = "minisgl-core>=0.1,<0.2"
 
@@ -32,6 +35,7 @@ class PluginSite:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.modules: set[str] = set()
+        self.distributions: set[str] = set()
 
     def add(
         self,
@@ -47,6 +51,7 @@ class PluginSite:
         root = folder or self.root
         module = distribution.lower().replace("-", "_").replace(".", "_") + "_plugin"
         self.modules.add(module)
+        self.distributions.add(canonicalize_name(distribution))
         root.mkdir(exist_ok=True)
         (root / f"{module}.py").write_text(dedent(code))
         info = root / f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -58,6 +63,14 @@ class PluginSite:
         (info / "entry_points.txt").write_text("[minisgl]\n" + "\n".join(points) + "\n")
         importlib.invalidate_caches()
         return module
+
+    def candidates(self) -> list[Candidate]:
+        """Return what is installed, but for this repository's plugins of kernels.
+
+        Tests name the backends that they expect, whichever of those the environment has.
+        """
+        hidden = {*FOLDERS} - {"minisgl-core", "minisgl-models"} - self.distributions
+        return [found for found in find_candidates() if found.distribution not in hidden]
 
     def load(self, **options: object) -> PluginHost:
         """Load all plugins in this process."""
@@ -85,6 +98,7 @@ def plugin_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plu
     site = PluginSite(tmp_path / "site")
     site.root.mkdir()
     monkeypatch.syspath_prepend(str(site.root))
+    monkeypatch.setattr("minisgl.plugins.host.find_candidates", site.candidates)
     yield site
     for module in site.modules:
         sys.modules.pop(module, None)

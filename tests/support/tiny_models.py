@@ -27,7 +27,26 @@ ARCHITECTURES = (
     "Qwen3MoeForCausalLM",
 )
 
+UNOFFERED_ARCHITECTURES = (
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GPT2LMHeadModel",
+    "GraniteForCausalLM",
+    "MixtralForCausalLM",
+    "Olmo2ForCausalLM",
+    "Phi3ForCausalLM",
+)
+"""Architectures of transformers that no plugin of ours offers: windows, soft caps, learned
+positions, scales of their own, experts, norms behind the projections, q, k and v in one."""
+
 _CONFIG_CLASSES = {
+    "Gemma2ForCausalLM": "Gemma2Config",
+    "Gemma3ForCausalLM": "Gemma3TextConfig",
+    "GPT2LMHeadModel": "GPT2Config",
+    "GraniteForCausalLM": "GraniteConfig",
+    "MixtralForCausalLM": "MixtralConfig",
+    "Olmo2ForCausalLM": "Olmo2Config",
+    "Phi3ForCausalLM": "Phi3Config",
     "LlamaForCausalLM": "LlamaConfig",
     "MistralForCausalLM": "MistralConfig",
     "Qwen2ForCausalLM": "Qwen2Config",
@@ -52,6 +71,29 @@ _BASE_CONFIG: dict[str, Any] = {
 }
 
 _EXTRA_CONFIG: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 20,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 10.0,
+    },
+    "Gemma3ForCausalLM": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "GPT2LMHeadModel": {"tie_word_embeddings": True},
+    "GraniteForCausalLM": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.5,
+    },
+    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Olmo2ForCausalLM": {},
+    "Phi3ForCausalLM": {"sliding_window": 20},
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 24},
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},

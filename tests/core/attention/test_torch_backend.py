@@ -123,6 +123,7 @@ def test_any_mixed_batch_equals_attention_written_out(
         num_decode_rows=len(decode),
         query_lens=query_lens,
         kv_lens=kv_lens,
+        kv_lens_device=torch.from_numpy(kv_lens),
         page_table=torch.from_numpy(table),
         page_size=page_size,
     )
@@ -167,6 +168,7 @@ def test_a_hybrid_sends_each_launch_to_the_backend_of_its_phase(
         num_decode_rows=num_decode,
         query_lens=lens,
         kv_lens=lens,
+        kv_lens_device=torch.from_numpy(lens),
         page_table=nothing,
         page_size=1,
     )

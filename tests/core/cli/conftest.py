@@ -1,22 +1,6 @@
-"""A clean environment and clean logging for each command that a test runs in this process."""
+"""A clean process for each command; plugins to install."""
 
-import logging
-import os
-
-import pytest
-
+from support.clean_process import clean_process
 from support.plugin_site import plugin_site
 
-__all__ = ["plugin_site"]
-
-
-@pytest.fixture(autouse=True)
-def clean_process(monkeypatch):
-    for name in [name for name in os.environ if name.upper().startswith("MINISGL_")]:
-        monkeypatch.delenv(name)
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    for handler in [handler for handler in root.handlers if handler not in handlers]:
-        root.removeHandler(handler)
-    root.setLevel(level)
+__all__ = ["clean_process", "plugin_site"]

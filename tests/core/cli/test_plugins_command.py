@@ -136,3 +136,18 @@ def test_explain_a_malformed_compute_capability(site, run, models):
     arguments = ["attention", "--model", models["Qwen3ForCausalLM"], "--compute-capability", "9"]
     done = run("explain", *arguments, code=2)
     assert "--compute-capability '9' must be written as 9.0." in done.err
+
+
+def test_explain_a_model(site, run, models):
+    model = models["Qwen3ForCausalLM"]
+    text = run("explain", "model", "--model", model, "--device", "cpu").out
+    lines = [line.split() for line in text.splitlines()]
+    assert ["model", "any", "Qwen3ForCausalLM", "minisgl-models", "chosen", "1"] in lines
+    without = ("--disable-plugin", "minisgl-models")
+    text = run("explain", "model", "--model", model, "--device", "cpu", *without).out
+    assert "transformers  minisgl-core  chosen" in text
+    assert "the fast version is in minisgl-models" in text
+    shown = json.loads(run("explain", "model", "--model", model, "--json", *without).out)
+    (row,) = shown["decisions"]
+    assert (row["name"], row["outcome"]) == ("transformers", "chosen")
+    assert shown["query"]["num_kv_heads"] == 2

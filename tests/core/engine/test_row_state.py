@@ -26,12 +26,14 @@ def test_device_and_mirror_advance_alike(set_up: dict[str, object], schedule: li
         words = stager.stage(plan)
         replay.apply([words])
         launches = mirror.apply(plan)
-        chunks = state.apply(words, PlanLayout.of(words))
+        chunks = state.receive(words, PlanLayout.of(words))
+        state.apply()
         positions: dict[int, list[int]] = {}
         for launch in launches:
             batch = build_batch(launch, chunks, state)
             assert batch.rows.tolist() == launch.rows.tolist()
-            assert batch.kv_lens.tolist() == state.lengths[batch.rows].tolist()
+            assert batch.kv_lens.tolist() == state.rows.lengths[batch.rows].tolist()
+            assert batch.kv_lens.tolist() == batch.kv_lens_device.tolist()
             of_token = np.repeat(launch.rows, launch.query_lens)
             ends = np.cumsum(launch.query_lens)
             assert batch.num_tokens == ends[-1]
@@ -42,9 +44,9 @@ def test_device_and_mirror_advance_alike(set_up: dict[str, object], schedule: li
                 page = replay.pages[row, position // info.page_size]
                 assert slot == page * info.page_size + position % info.page_size
             sampled = batch.sample_indices
-            expected = ends - 1 if launch.sampled is None else (ends - 1)[launch.sampled]
+            expected = (ends - 1)[: launch.num_sampled]
             assert (np.arange(len(ends)) if sampled is None else sampled).tolist() == list(expected)
         for row, found in positions.items():
             end = int(replay.lengths[row])
             assert found == list(range(end - len(found), end))
-            assert int(state.lengths[row]) == end
+            assert int(state.rows.lengths[row]) == end

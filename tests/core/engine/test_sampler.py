@@ -8,7 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.engine.sampler import SamplingTensors, gumbel_noise, sample
+from minisgl.engine import sampler
+from minisgl.engine.sampler import SamplingTensors
+from minisgl.kernel.ops import OpTable
+from minisgl.kernel.sampling import gumbel_noise, gumbel_of_bits
+
+OPS = OpTable()
+
+
+def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
+    return sampler.sample(logits, params, OPS)
 
 
 def rows(params: list[dict[str, Any]]) -> SamplingTensors:
@@ -144,3 +153,29 @@ def test_noise_is_gumbel_distributed_and_uncorrelated_between_neighbouring_keys(
     assert noise.std().sub(1.2825).abs() < 0.02
     assert torch.corrcoef(noise[:20]).fill_diagonal_(0).abs().max() < 0.25
     assert torch.corrcoef(noise[:, :20].T).fill_diagonal_(0).abs().max() < 0.25
+
+
+def test_noise_is_finite_for_any_bits() -> None:
+    """A token with infinite noise would win against any logit."""
+    ends = torch.tensor([-1, 0, 1, 511, 512, 2**31 - 1, -(2**31), -512, -513], dtype=torch.int32)
+    noise = gumbel_of_bits(ends)
+    assert noise.isfinite().all()
+    assert noise[0] == noise.max() > 16
+    assert noise[1] == noise.min() < -2.7
+    some = torch.randint(-(2**31), 2**31, (10_000,), dtype=torch.int64).int()
+    order = (some >> 9 & 0x7FFFFF).argsort()
+    assert (gumbel_of_bits(some[order]).diff() >= 0).all(), "larger numbers, larger noise"
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [({"top_k": 5}, [0, 1, 1700, 1800, 1900]), ({"top_p": 0.5}, [1700, 1800])],
+)
+def test_a_filter_keeps_the_lowest_ids_among_equals_at_its_border(
+    filters: dict[str, Any], kept: list[int]
+) -> None:
+    logits = torch.zeros(2000)
+    logits[[1700, 1800, 1900]] = 8.0
+    drawn = sample(logits.expand(4000, 2000), rows([{"seed": n, **filters} for n in range(4000)]))
+    assert set(drawn.tolist()) <= set(kept)
+    assert {1700, 1800} <= set(drawn.tolist())

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from minisgl import LLM
+from support.clean_process import clean_process
 from support.tiny_models import write_tiny_model
+
+__all__ = ["clean_process"]
 
 
 @pytest.fixture(scope="session")

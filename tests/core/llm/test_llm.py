@@ -5,6 +5,7 @@ import gc
 import itertools
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from minisgl.errors import (
     UnknownBackendError,
     UnsupportedBackendError,
 )
+from minisgl.llm import GenerationProgress
 from minisgl.plugins import Capabilities, builtin, hookimpl
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -57,6 +59,29 @@ def test_results_are_in_the_order_of_prompts_whatever_their_length(llm: LLM) -> 
     assert [one.num_prompt_tokens for one in results] == [40, 1, 25, 3]
     assert [len(one.token_ids) for one in results] == [2, 9, 1, 5]
     assert {one.finish_reason for one in results} == {"length"}
+
+
+def test_times_are_those_of_each_request(llm: LLM) -> None:
+    """Catches: a time since the engine's start, or the same one for all."""
+    short, long = (SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (2, 30))
+    began = time.perf_counter()
+    first, second = llm.generate(["hello", "hello you"], [short, long], progress=False)
+    took = time.perf_counter() - began
+    for one in (first, second):
+        assert one.time_to_first_token is not None
+        assert 0 < one.time_to_first_token < one.total_time <= took
+    assert first.total_time < second.total_time
+
+
+def test_a_caller_may_watch_the_steps(llm: LLM) -> None:
+    seen: list[GenerationProgress] = []
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (2, 6)]
+    llm.generate(["hello", "hello you"], params, progress=False, on_step=seen.append)
+    assert {one.num_prompts for one in seen} == {2}
+    assert [one.num_started for one in seen] == sorted(one.num_started for one in seen)
+    assert [one.num_done for one in seen] == sorted(one.num_done for one in seen)
+    assert (seen[-1].num_started, seen[-1].num_done) == (2, 2)
+    assert any((one.num_started, one.num_done) == (2, 1) for one in seen)
 
 
 def test_no_prompts_give_no_results(llm: LLM) -> None:

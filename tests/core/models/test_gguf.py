@@ -14,7 +14,7 @@ from minisgl.errors import ModelLoadError
 from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.resolve import resolve_checkpoint
 from minisgl.tokenizer.loading import load_tokenizer
-from support.forward import load_model, logits_of, read_config
+from support.forward import load_model, load_through_transformers, logits_of, read_config
 from support.tiny_models import write_tiny_model
 
 gguf = pytest.importorskip("gguf")
@@ -168,6 +168,16 @@ def test_file_gives_the_logits_of_the_folder(name, tmp_path):
     assert read_config(file).max_position == read_config(folder).max_position
     expected = logits_of(*load_model(folder), PROMPT)
     torch.testing.assert_close(logits_of(*load_model(file), PROMPT), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_file_runs_by_transformers_code_too(name, tmp_path):
+    architecture, overrides = ARCHITECTURES[name]
+    folder = write_tiny_model(tmp_path, architecture, **overrides)
+    file = write_gguf(tmp_path / "model.gguf", folder, name.split()[0])
+    expected = logits_of(*load_model(folder), PROMPT)
+    found = logits_of(*load_through_transformers(file), PROMPT)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_quantized_tensors_are_dequantized(tmp_path):

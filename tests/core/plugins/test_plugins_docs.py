@@ -128,6 +128,7 @@ def test_the_example_attends_as_the_reference_does(example):
         num_decode_rows=2,
         query_lens=np.array([1, 1, 3, 3], dtype=np.int32),
         kv_lens=np.array([7, 10, 14, 3], dtype=np.int32),
+        kv_lens_device=torch.tensor([7, 10, 14, 3], dtype=torch.int32),
         page_table=page_table,
         page_size=PAGE_SIZE,
     )
@@ -137,3 +138,13 @@ def test_the_example_attends_as_the_reference_does(example):
     backends = (record.create(context, record.settings_type()), TorchAttentionBackend(context))
     results = [backend.attend(q, layer, backend.plan(batch, 0)) for backend in backends]
     torch.testing.assert_close(*results)
+
+
+def test_the_example_s_tests_pass(example):
+    names: dict = {}
+    exec(block("tests/test_plain.py"), names)
+    suite = names["TestPlain"]()
+    suite.test_decode(16, 4, 64)
+    suite.test_prefill_behind_a_cached_prefix(1, 1, 64)
+    suite.test_decode_and_prefill_in_one_launch(16, 4, 64)
+    suite.test_many_launches_behind_a_stalled_stream()

@@ -41,6 +41,20 @@ def test_command_line_over_environment_over_file_over_default(tmp_path):
     assert resolved.sources["log.level"] == "default"
 
 
+def test_a_command_s_own_defaults_stand_below_what_anybody_gives():
+    resolved = resolve_settings(
+        flags={"cache.page_size": 4}, environ={"MINISGL_MODEL__MAX_SEQ_LEN": "99"}
+    )
+    wanted = {"cache.page_size": 8, "model.max_seq_len": 11, "model.skip_tokenizer_init": True}
+    changed = resolved.with_defaults(wanted, "preset x")
+    assert changed.settings.cache.page_size == 4
+    assert changed.settings.model.max_seq_len == 99
+    assert changed.settings.model.skip_tokenizer_init is True
+    assert changed.sources["model.skip_tokenizer_init"] == "preset x"
+    assert changed.sources["model.max_seq_len"] == "environment"
+    assert resolved.settings.model.skip_tokenizer_init is False, "the original stays as it is"
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -210,6 +224,7 @@ def test_every_flat_name_and_alias_is_a_keyword(flat):
     values = {
         "model.dtype": "float32",
         "model.load_format": "dummy",
+        "model.implementation": "transformers",
         "engine.device": "cpu",
         "engine.memory_fraction": "0.5",
         "scheduler.policy": "prefill-first",

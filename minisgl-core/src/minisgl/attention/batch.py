@@ -23,6 +23,7 @@ class Batch:
         num_decode_rows: the first so many rows have exactly one token and are decoding.
         query_lens: ``[R]`` int32, host: tokens of each row in this launch.
         kv_lens: ``[R]`` int32, host: tokens of each row that attention sees, these included.
+        kv_lens_device: ``[R]`` int32, on the device: the same as ``kv_lens``.
         page_table: ``[table rows, width]`` int32, on the device: pages of every row.
         page_size: tokens a page.
         plan: what the attention backend's ``plan`` made of this batch; opaque to all others.
@@ -36,6 +37,7 @@ class Batch:
     num_decode_rows: int
     query_lens: npt.NDArray[np.int32]
     kv_lens: npt.NDArray[np.int32]
+    kv_lens_device: torch.Tensor
     page_table: torch.Tensor
     page_size: int
     plan: Any = field(default=None)

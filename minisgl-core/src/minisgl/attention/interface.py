@@ -5,12 +5,16 @@ pool only: the attention layer has stored the new ones before it calls ``attend`
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from minisgl.attention.batch import Batch
+from minisgl.kernel.jit import JitLoader
+from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool
 
 
@@ -48,6 +52,8 @@ class AttentionContext:
         kv_pool: the pool that the backend reads; its memory is allocated later than the backend.
         max_running_requests: most rows of one launch.
         max_seq_len: most tokens of one row.
+        ops: the table of small fused operations.
+        jit: loads a backend's own CUDA sources.
     """
 
     device: torch.device
@@ -60,16 +66,46 @@ class AttentionContext:
     kv_pool: KVCachePool
     max_running_requests: int
     max_seq_len: int
+    ops: OpTable = field(default_factory=OpTable)
+    jit: JitLoader = field(default_factory=JitLoader)
 
 
 class CudaGraphSupport(Protocol):
-    """Optional power of a backend: decode inside a captured CUDA graph."""
+    """Optional power of a backend: decode launches that are recorded once and replayed.
 
-    def prepare_capture(self, batch: Batch, slot: int) -> Any:
-        """Return the plan to capture ``batch`` with, over static buffers owned by ``slot``."""
+    A graph is recorded for a number of rows and serves any launch of so many rows or fewer; the
+    rest are padding: they have length 1, the dummy page, and nobody reads their output. Recording
+    and replaying one launch::
 
-    def prepare_replay(self, batch: Batch, slot: int) -> Any:
-        """Refill the static buffers of ``slot`` for ``batch``, outside the graph."""
+        plan = graphs.prepare_capture(batch)         # host work, before the recording
+        with torch.cuda.graph(...):
+            graphs.enqueue(batch, plan)              # device work at the head of the graph
+            ...                                      # backend.attend(q, layer.spec, plan)
+        graphs.prepare_replay(plan, kv_lens, slot)   # host work and copies, before each replay
+        graph.replay()
+
+    Whatever a recorded kernel reads lies in buffers that the plan keeps for as long as the graph
+    lives. Graphs of all sizes run on one stream, one after the other: they may share buffers.
+    """
+
+    def prepare_capture(self, batch: Batch) -> Any:
+        """Return the plan to record ``batch`` with; its device tensors are the graph's own."""
+
+    def enqueue(self, batch: Batch, plan: Any) -> None:
+        """Launch what comes before the first layer, from ``batch``'s device tensors alone.
+
+        Recorded into the graph: it allocates nothing that outlives it and never synchronises.
+        """
+
+    def prepare_replay(self, plan: Any, kv_lens: npt.NDArray[np.int32], slot: int) -> None:
+        """Plan the next replay on the host and copy the outcome to the device, asynchronously.
+
+        Args:
+            plan: from ``prepare_capture``.
+            kv_lens: int32 ``[size]``, host: tokens of each row, 1 for padding.
+            slot: 0 or 1, alternating: host buffers of one slot are left alone while copies from
+                the other's may still run.
+        """
 
 
 class AttentionBackend(ABC):

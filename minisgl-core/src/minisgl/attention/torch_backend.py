@@ -28,9 +28,13 @@ class _DecodeGroup:
     """int64 ``[n * columns]``."""
     lengths: torch.Tensor
     """int64 ``[n]``."""
-    num_slots: int
+    longest: int
+    """Tokens of the longest row; all rows are padded to it."""
+    padding: torch.Tensor | None
+    """int64: slots behind their row's end, of ``[n * columns * page_size]``; ``None``: there are
+    none before ``longest``."""
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    """Per sliding window: bool ``[n, 1, 1, slots]``, or ``None`` if all slots are seen."""
+    """Per sliding window: bool ``[n, 1, 1, longest]``, or ``None`` if all slots are seen."""
 
 
 @dataclass(slots=True)
@@ -103,10 +107,15 @@ class TorchAttentionBackend(AttentionBackend):
         if members is not None:
             rows = torch.from_numpy(members).to(self._device)
             table_rows, lengths = table_rows[rows], lengths[members]
-        columns = -(-int(lengths.max()) // self._page_size)
+        longest = int(lengths.max())
+        columns = -(-longest // self._page_size)
         pages = batch.page_table[table_rows, :columns].long().flatten()
         device_lengths = torch.from_numpy(lengths.astype(np.int64)).to(self._device)
-        return _DecodeGroup(rows, pages, device_lengths, columns * self._page_size)
+        padding = None
+        if lengths.min() < longest:
+            behind = np.arange(columns * self._page_size) >= lengths[:, None]
+            padding = torch.from_numpy(np.flatnonzero(behind)).to(self._device)
+        return _DecodeGroup(rows, pages, device_lengths, longest, padding)
 
     def _attend_group(
         self,
@@ -117,9 +126,13 @@ class TorchAttentionBackend(AttentionBackend):
         v_pool: torch.Tensor,
     ) -> torch.Tensor:
         n, kv_heads = q.shape[0], layer.num_kv_heads
-        shape = (n, group.num_slots, kv_heads, layer.head_dim)
-        k = k_pool.index_select(0, group.pages).view(shape).transpose(1, 2)
-        v = v_pool.index_select(0, group.pages).view(shape).transpose(1, 2)
+        gathered = [pool.index_select(0, group.pages) for pool in (k_pool, v_pool)]
+        if group.padding is not None:
+            # A mask does not hide what is not a number: 0 * NaN is NaN.
+            for part in gathered:
+                part.view(-1, kv_heads, layer.head_dim).index_fill_(0, group.padding, 0)
+        shape = (n, -1, kv_heads, layer.head_dim)
+        k, v = (part.view(shape)[:, : group.longest].transpose(1, 2) for part in gathered)
         if layer.sliding_window not in group.masks:
             group.masks[layer.sliding_window] = _decode_mask(group, layer.sliding_window)
         mask = group.masks[layer.sliding_window]
@@ -172,8 +185,8 @@ def _similar_lengths(lengths: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int6
 
 
 def _decode_mask(group: _DecodeGroup, window: int | None) -> torch.Tensor | None:
-    """Return what each row sees, bool ``[n, 1, 1, slots]``; ``None`` if that is everything."""
-    slots = torch.arange(group.num_slots, device=group.pages.device)
+    """Return what each row sees, bool ``[n, 1, 1, longest]``; ``None`` if that is everything."""
+    slots = torch.arange(group.longest, device=group.pages.device)
     lengths = group.lengths[:, None]
     seen = slots < lengths
     if window is not None:

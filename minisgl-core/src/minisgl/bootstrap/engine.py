@@ -7,28 +7,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
+from tqdm import tqdm
 
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
+from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed
 from minisgl.distributed.communicator import Communicator, SingleCommunicator
 from minisgl.engine.engine import Engine
 from minisgl.engine.info import EngineInfo
-from minisgl.engine.memory_plan import MemoryPlan, measure, plan_memory
-from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError, UnsupportedBackendError
+from minisgl.engine.memory_plan import MemoryPlan
+from minisgl.errors import ModelLoadError, SettingsError, UnsupportedBackendError
+from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.layers.base import shard_size
 from minisgl.layers.context import BuildContext
 from minisgl.models.checkpoint import Checkpoint, open_checkpoint
-from minisgl.models.config import ModelConfig
+from minisgl.models.config import ModelConfig, ModelFacts
 from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import fill_dummy, load_weights
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.plugins.decisions import Decision, log_decisions
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.lazy import load_object
+from minisgl.plugins.model_selection import FASTER_ELSEWHERE, ModelSelection, select_model
 from minisgl.plugins.query import build_query
-from minisgl.plugins.records import BackendQuery, ModelRecord
+from minisgl.plugins.records import BackendQuery
 from minisgl.plugins.selection import (
     AUTO,
     AttentionSelection,
@@ -50,8 +54,8 @@ class Site:
     settings: Settings
     host: PluginHost
     checkpoint: Checkpoint
-    record: ModelRecord
-    config: ModelConfig
+    model: ModelSelection
+    config: ModelFacts
     device: torch.device
     dtype: torch.dtype
     max_seq_len: int
@@ -87,25 +91,34 @@ def build_engine(
             f"scheduler.launch='mixed': attention backend {chosen.prefill.name!r} takes no decode "
             "and prefill rows in one launch; set scheduler.launch to auto or split"
         )
-    attention = _create_attention(site, pool, chosen)
-    moe, moe_rows = _create_moe(site)
-    log_decisions([*chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
+    ops, jit = select_ops(host, site.query), JitLoader(site.device)
+    attention = _create_attention(site, pool, chosen, ops, jit)
+    moe, moe_rows = _create_moe(site, jit)
+    log_decisions([*site.model.table, *chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
+    if site.model.warning:
+        logger.warning("%s", site.model.warning)
     context = BuildContext(
         device=site.device,
         dtype=site.dtype,
         communicator=communicator,
-        ops=select_ops(host, site.query),
+        ops=ops,
         attention=attention,
         moe=moe,
         kv_pool=pool,
         max_seq_len=site.max_seq_len,
     )
     model = _build_model(site, context, progress=progress)
-    plan = _plan_pool(site, model, pool, communicator)
+    info = _engine_info(site, mixed=mixed)
+    with rehearsed(settings, model, context, info) as needs:
+        plan = plan_pool(
+            settings, model, pool, communicator, max_seq_len=site.max_seq_len, needs=needs
+        )
     pool.allocate(plan.num_pages + 1)
     logger.info("memory of %s:\n%s", site.device, plan.table())
-    engine = Engine(model, attention, _engine_info(site, plan, mixed=mixed), site.device)
-    engine.warm_up()
+    info = _limited(info, site, plan)
+    engine = Engine(model, attention, info, site.device, ops, nvtx=settings.engine.nvtx)
+    _warm_up(engine, settings, model, context, progress=progress)
+    jit.seal()
     took = time.perf_counter() - began
     logger.info("%s is ready after %.1f s", site.config.architecture, took)
     return engine
@@ -166,8 +179,14 @@ def survey(settings: Settings, host: PluginHost) -> Site:
         torch.set_num_threads(num_threads)
     path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
     checkpoint = open_checkpoint(path, settings.model.load_format)
-    record = host.model_for(checkpoint.architectures)
-    config: ModelConfig = load_object(record.config_reader)(checkpoint.hf_config)
+    model = select_model(host, checkpoint.architectures, settings.model.implementation)
+    if model.through_transformers and num_ranks > 1:
+        raise SettingsError(
+            f"parallel.tensor_parallel_size={num_ranks}: {checkpoint.architectures[0]} runs by "
+            "transformers' own code here, on one rank only; set it to 1, or use a plugin that "
+            f"offers the architecture{_and_package(checkpoint)}"
+        )
+    config: ModelFacts = load_object(model.record.config_reader)(checkpoint.hf_config)
     dtype = resolve_dtype(settings.model.dtype, config.dtype, device)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     dtype_name = str(dtype).removeprefix("torch.")
@@ -175,7 +194,7 @@ def survey(settings: Settings, host: PluginHost) -> Site:
         settings=settings,
         host=host,
         checkpoint=checkpoint,
-        record=record,
+        model=model,
         config=config,
         device=device,
         dtype=dtype,
@@ -193,6 +212,12 @@ def survey(settings: Settings, host: PluginHost) -> Site:
     )
 
 
+def _and_package(checkpoint: Checkpoint) -> str:
+    """Name the distribution that has the architecture, if it is known."""
+    packages = [FASTER_ELSEWHERE.get(name) for name in checkpoint.architectures]
+    return "".join(f": pip install {package}" for package in packages[:1] if package)
+
+
 def _share_of_threads(num_ranks: int) -> int | None:
     """Return the threads of one of several ranks; ``None`` leaves a single one to torch."""
     if num_ranks == 1:
@@ -202,7 +227,7 @@ def _share_of_threads(num_ranks: int) -> int | None:
     return max(1, cores // num_ranks)
 
 
-def _max_seq_len(settings: Settings, config: ModelConfig) -> int:
+def _max_seq_len(settings: Settings, config: ModelFacts) -> int:
     wanted = settings.model.max_seq_len
     if wanted is None:
         return config.max_position
@@ -229,7 +254,7 @@ def _create_pool(site: Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
 
 
 def _create_attention(
-    site: Site, pool: KVCachePool, chosen: AttentionSelection
+    site: Site, pool: KVCachePool, chosen: AttentionSelection, ops: OpTable, jit: JitLoader
 ) -> AttentionBackend:
     context = AttentionContext(
         device=site.device,
@@ -242,6 +267,8 @@ def _create_attention(
         kv_pool=pool,
         max_running_requests=site.settings.scheduler.max_running_requests,
         max_seq_len=site.max_seq_len,
+        ops=ops,
+        jit=jit,
     )
     prefill = chosen.prefill.create(context, chosen.prefill_settings)
     if chosen.decode is chosen.prefill:
@@ -249,9 +276,10 @@ def _create_attention(
     return HybridBackend(prefill, chosen.decode.create(context, chosen.decode_settings))
 
 
-def _create_moe(site: Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
-    settings, moe = site.settings, site.config.moe
-    if moe is None:
+def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
+    settings, config = site.settings, site.config
+    moe = config.moe if isinstance(config, ModelConfig) else None
+    if moe is None or not isinstance(config, ModelConfig):
         if settings.moe.backend != AUTO:
             site.host.moe.get(settings.moe.backend)  # nothing runs it, but a typo must show
         return None, ()
@@ -261,24 +289,28 @@ def _create_moe(site: Site) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
         dtype=site.dtype,
         num_experts=moe.num_experts,
         top_k=moe.top_k,
-        hidden_size=site.config.hidden_size,
+        hidden_size=config.hidden_size,
         intermediate_size=shard_size(moe.intermediate_size, site.query.tensor_parallel_size),
-        activation=site.config.activation,
+        activation=config.activation,
         max_num_tokens=settings.scheduler.max_prefill_tokens
         + settings.scheduler.max_running_requests,
+        jit=jit,
     )
     return chosen.record.create(context, chosen.settings), chosen.table
 
 
 def _op_rows(site: Site) -> list[Decision]:
     """Decisions on operations that anybody but the reference offers; the others are no choice."""
+    if site.model.through_transformers:
+        return []
     table = explain_ops(site.host, site.query, [entry.name for entry in fields(OpTable)])
     contested = {row.kind for row in table if row.name != "reference"}
     return [row for row in table if row.kind in contested]
 
 
 def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLLMModel:
-    create: Callable[[ModelConfig, BuildContext], BaseLLMModel] = load_object(site.record.model)
+    create: Callable[[ModelFacts, BuildContext], BaseLLMModel]
+    create = load_object(site.model.record.model)
     model = create(site.config, context)
     if site.settings.model.load_format == "dummy":
         fill_dummy(model, site.settings.engine.seed)
@@ -287,48 +319,28 @@ def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLL
     return model
 
 
-def _plan_pool(
-    site: Site, model: BaseLLMModel, pool: KVCachePool, communicator: Communicator
-) -> MemoryPlan:
-    settings, spec = site.settings, pool.spec
-    # Nobody measures what is free while another rank still loads.
-    _smallest(communicator, 0)
-    plan = plan_memory(
-        measure(spec.device),
-        fraction=settings.engine.memory_fraction,
-        weights=sum(weight.tensor.nbytes for weight in model.weights()),
-        bytes_per_page=type(pool).bytes_per_page(spec),
-        page_size=spec.page_size,
-        num_pages=settings.cache.num_pages,
-        max_useful_tokens=site.max_seq_len * settings.scheduler.max_running_requests,
-        in_main_memory=spec.device.type == "cpu",
-        num_sharers=site.num_ranks if spec.device.type == "cpu" else 1,
+def _warm_up(
+    engine: Engine,
+    settings: Settings,
+    model: BaseLLMModel,
+    context: BuildContext,
+    *,
+    progress: bool,
+) -> None:
+    """Do whatever happens only the first time: nothing is compiled or recorded after this."""
+    engine.warm_up()
+    runner = make_runner(settings, model, context, engine)
+    if runner is None:
+        return
+    for num_tokens in {16, 256, settings.scheduler.max_prefill_tokens}:
+        engine.warm_up(min(num_tokens, settings.scheduler.max_prefill_tokens))
+    engine.record_graphs(
+        runner, lambda sizes: tqdm(sizes, "Recording CUDA graphs", disable=not progress)
     )
-    plan = replace(plan, num_pages=_smallest(communicator, plan.num_pages))
-    wanted = settings.model.max_seq_len
-    if wanted is not None and plan.num_pages * spec.page_size + 1 < wanted:
-        raise DoesNotFitError(
-            f"model.max_seq_len={wanted} needs {-(-wanted // spec.page_size)} pages, but the KV "
-            f"pool has {plan.num_pages} of {spec.page_size} tokens; lower model.max_seq_len, or "
-            "raise cache.num_pages or engine.memory_fraction"
-        )
-    return plan
 
 
-def _smallest(communicator: Communicator, number: int) -> int:
-    """Return the smallest of the ranks' numbers, once all of them are here."""
-    return int(communicator.all_gather(torch.tensor([number]), dim=0).min())
-
-
-def _engine_info(site: Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
-    in_pool = plan.num_pages * plan.page_size + 1
-    if in_pool < site.max_seq_len:
-        logger.warning(
-            "requests are limited to %d tokens: the KV pool holds no more, although the model "
-            "allows %d (cache.num_pages, engine.memory_fraction)",
-            in_pool,
-            site.max_seq_len,
-        )
+def _engine_info(site: Site, *, mixed: bool) -> EngineInfo:
+    """Return what is known about the engine before its pool is sized."""
     vocab_size, eos = site.config.vocab_size, tuple(site.checkpoint.eos_token_ids)
     if any(not 0 <= token < vocab_size for token in eos):
         raise ModelLoadError(
@@ -342,11 +354,24 @@ def _engine_info(site: Site, plan: MemoryPlan, *, mixed: bool) -> EngineInfo:
         dtype=site.query.dtype,
         vocab_size=vocab_size,
         eos_token_ids=eos,
-        max_seq_len=min(site.max_seq_len, in_pool),
+        max_seq_len=site.max_seq_len,
         max_running_requests=site.settings.scheduler.max_running_requests,
-        page_size=plan.page_size,
-        num_pages=plan.num_pages,
+        page_size=site.query.page_size,
+        num_pages=1,
         # One pass reads the weights once; on a GPU decode rows replay a graph of their own.
         mixed_launches=on_cpu and mixed,
         asynchronous=not on_cpu,
     )
+
+
+def _limited(info: EngineInfo, site: Site, plan: MemoryPlan) -> EngineInfo:
+    """Return ``info`` with the pool's size, and no request longer than the pool."""
+    in_pool = plan.num_pages * plan.page_size + 1
+    if in_pool < site.max_seq_len:
+        logger.warning(
+            "requests are limited to %d tokens: the KV pool holds no more, although the model "
+            "allows %d (cache.num_pages, engine.memory_fraction)",
+            in_pool,
+            site.max_seq_len,
+        )
+    return replace(info, num_pages=plan.num_pages, max_seq_len=min(site.max_seq_len, in_pool))

@@ -15,7 +15,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("minisgl.cli.serve", "serve a model over HTTP, in OpenAI's API"),
     "generate": ("minisgl.cli.generate", "generate text for prompts, offline"),
     "chat": ("minisgl.cli.chat", "talk to a model in the terminal"),
-    "bench": ("minisgl.cli.bench", "measure: what a step costs the host"),
+    "bench": ("minisgl.cli.bench", "measure: speed offline, of kernels, of the host"),
     "plugins": ("minisgl.cli.plugins", "list, show, check and explain plugins"),
     "config": ("minisgl.cli.config", "show the effective settings, or their JSON Schema"),
 }
@@ -77,6 +77,7 @@ def _run_command(command: str, arguments: list[str]) -> int:
     parser = Parser(prog=f"minisgl {command}", description=f"{summary}.", allow_abbrev=False)
     module.add_arguments(parser)
     args = parser.parse_strictly(arguments)
+    args.command_line = ("minisgl", command, *arguments)
     resolved = resolve_settings(
         flags=flags.collect(args), config=getattr(args, "config", None), environ=os.environ
     )

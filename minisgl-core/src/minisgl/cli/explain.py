@@ -11,6 +11,7 @@ from minisgl.plugins import BackendQuery
 from minisgl.plugins.decisions import Decision, format_decisions
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.lazy import load_object
+from minisgl.plugins.model_selection import ModelSelection, select_model
 from minisgl.plugins.query import build_query
 from minisgl.plugins.selection import explain_attention, explain_moe, explain_ops
 from minisgl.settings import Settings
@@ -18,8 +19,8 @@ from minisgl.settings import Settings
 
 def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> int:
     """Print each candidate's rank or reason; works without a GPU."""
-    query = _query(settings, host, args.compute_capability)
-    table = _decide(args.kind, host, query)
+    query, model = _query(settings, host, args.compute_capability)
+    table = model.table if args.kind == "model" else _decide(args.kind, host, query)
     if args.json:
         decisions = [asdict(row) for row in table]
         print(json.dumps({"query": asdict(query), "decisions": decisions}, indent=2))
@@ -32,6 +33,8 @@ def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> i
         f" {query.head_dim}, {query.num_experts} experts"
     )
     print(format_decisions(table))
+    if args.kind == "model" and model.warning:
+        print(f"{model.warning}.")
     if args.kind == "moe" and not query.num_experts:
         print("The model is dense: no MoE backend is created.")
     if query.device == "cuda" and capability is None:
@@ -51,7 +54,9 @@ def _decide(kind: str, host: PluginHost, query: BackendQuery) -> tuple[Decision,
     return explain_ops(host, query, [entry.name for entry in fields(OpTable)])
 
 
-def _query(settings: Settings, host: PluginHost, capability: str | None) -> BackendQuery:
+def _query(
+    settings: Settings, host: PluginHost, capability: str | None
+) -> tuple[BackendQuery, ModelSelection]:
     """Ask for what ``serve`` would ask for, from the model's configuration alone."""
     if settings.model.path is None:
         raise SettingsError("explain needs a model: give --model PATH_OR_ID.")
@@ -62,12 +67,12 @@ def _query(settings: Settings, host: PluginHost, capability: str | None) -> Back
 
     path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
     checkpoint = open_checkpoint(path, settings.model.load_format)
-    record = host.model_for(checkpoint.architectures)
-    config = load_object(record.config_reader)(checkpoint.hf_config)
+    model = select_model(host, checkpoint.architectures, settings.model.implementation)
+    config = load_object(model.record.config_reader)(checkpoint.hf_config)
     device, found = _device(settings.engine.device)
     resolved = resolve_dtype(settings.model.dtype, config.dtype, torch.device(device))
     dtype = str(resolved).removeprefix("torch.")
-    return build_query(
+    query = build_query(
         config,
         device=device,
         compute_capability=found if capability is None else _parse_capability(capability),
@@ -76,6 +81,7 @@ def _query(settings: Settings, host: PluginHost, capability: str | None) -> Back
         page_size=settings.cache.page_size,
         tensor_parallel_size=settings.parallel.tensor_parallel_size,
     )
+    return query, model
 
 
 def _device(device: str) -> tuple[str, tuple[int, int] | None]:

@@ -14,10 +14,17 @@ from minisgl.settings import ResolvedSettings
 
 _COMMON = ("plugins.disabled", "log.level")
 _QUERY = (
-    *("model.path", "model.dtype", "model.load_format", "model.cache_dir", "engine.device"),
+    *(
+        "model.path",
+        "model.implementation",
+        "model.dtype",
+        "model.load_format",
+        "model.cache_dir",
+        "engine.device",
+    ),
     *("cache.page_size", "parallel.tensor_parallel_size"),
 )
-_KINDS = ("attention", "moe", "ops")
+_KINDS = ("model", "attention", "moe", "ops")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import torch
 from minisgl.attention.batch import Batch
 from minisgl.engine.host_mirror import Launch
 from minisgl.engine.row_state import DeviceChunks, RowState
+from minisgl.kernel.rows import DecodeInputs
 
 
 def build_batch(launch: Launch, chunks: DeviceChunks, state: RowState) -> Batch:
@@ -18,38 +19,36 @@ def build_batch(launch: Launch, chunks: DeviceChunks, state: RowState) -> Batch:
         parts.append(_decode_tokens(state))
     if launch.num_prefill_tokens:
         parts.append(_prefill_tokens(launch.num_prefill_tokens, chunks, state))
-    rows, input_ids, token_rows, positions = (
+    rows, input_ids, positions, slots, query_lens = (
         pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in zip(*parts, strict=True)
     )
     sample_indices = None
-    if launch.sampled is not None or launch.num_prefill_tokens:
-        last = np.cumsum(launch.query_lens) - 1
-        if launch.sampled is not None:
-            last = last[launch.sampled]
-        sample_indices = torch.from_numpy(last).to(state.device, non_blocking=True)
+    if launch.num_prefill_tokens:
+        sample_indices = query_lens.cumsum(0)[: launch.num_sampled] - 1
     return Batch(
         input_ids=input_ids,
         positions=positions,
-        slots=state.slots(token_rows, positions),
+        slots=slots,
         sample_indices=sample_indices,
         rows=rows,
         num_decode_rows=launch.num_decode_rows,
         query_lens=launch.query_lens.astype(np.int32),
         kv_lens=launch.ends.astype(np.int32),
-        page_table=state.page_table,
+        kv_lens_device=state.rows.lengths[rows].int(),
+        page_table=state.rows.page_table,
         page_size=state.page_size,
     )
 
 
-_Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Rows, and of each token: its id, its row and its position."""
+_Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Rows; of each token its id, position and slot; of each row its number of tokens."""
 
 
 def _decode_tokens(state: RowState) -> _Tokens:
     rows = state.decode_rows
-    positions = state.lengths[rows]
-    state.lengths[rows] = positions + 1
-    return rows, state.last_token[rows], rows, positions
+    inputs = DecodeInputs.allocate(len(rows), state.device)
+    state.ops.advance_rows(state.rows, inputs, state.page_size)
+    return rows, inputs.input_ids, inputs.positions, inputs.slots, torch.ones_like(rows)
 
 
 def _prefill_tokens(num_tokens: int, chunks: DeviceChunks, state: RowState) -> _Tokens:
@@ -57,5 +56,6 @@ def _prefill_tokens(num_tokens: int, chunks: DeviceChunks, state: RowState) -> _
     ends = lengths.cumsum(0)
     chunk_of = torch.repeat_interleave(lengths, output_size=num_tokens)
     positions = torch.arange(num_tokens, device=state.device) + (starts - ends + lengths)[chunk_of]
-    state.lengths[rows] = starts + lengths
-    return rows, chunks.token_ids.long(), rows[chunk_of], positions
+    state.rows.lengths[rows] = starts + lengths
+    slots = state.slots(rows[chunk_of], positions)
+    return rows, chunks.token_ids.long(), positions, slots, lengths

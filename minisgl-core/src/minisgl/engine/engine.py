@@ -1,5 +1,8 @@
 """One device's engine: applies plans to its row state, runs the model, samples."""
 
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -7,13 +10,15 @@ import torch
 from minisgl.attention.batch import Batch
 from minisgl.attention.interface import AttentionBackend
 from minisgl.engine.batch_builder import build_batch
+from minisgl.engine.graph_runner import GraphRunner
 from minisgl.engine.host_mirror import HostMirror, Launch
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import CHUNK, ROW_PARAMS, BatchPlan, IntArray
 from minisgl.engine.plan_codec import PlanLayout, decode_plan
-from minisgl.engine.row_state import RowState
+from minisgl.engine.row_state import DeviceChunks, RowState
 from minisgl.engine.sampler import SamplingTensors, sample
 from minisgl.engine.staging import PlanStager
+from minisgl.kernel.ops import OpTable
 from minisgl.models.interface import BaseLLMModel
 
 
@@ -21,16 +26,16 @@ class StepHandle:
     """A launched step; ``tokens`` waits for it.
 
     Args:
-        tokens: int64 ``[S]`` on the device: all launches' tokens, one after the other.
+        tokens: int32 ``[S]`` on the device: all launches' tokens, one after the other; the next
+            step may overwrite them.
     """
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        self._tokens = tokens.int()
+        # Copied behind this step and waited for by its own event: later steps may run on.
+        on_host = torch.empty(tokens.shape, dtype=torch.int32, pin_memory=tokens.is_cuda)
+        self._tokens = on_host.copy_(tokens, non_blocking=True)
         if tokens.is_cuda:
-            # Copied behind this step and waited for by its own event: later steps may run on.
-            on_host = torch.empty(tokens.shape, dtype=torch.int32, pin_memory=True)
-            self._tokens = on_host.copy_(self._tokens, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
@@ -50,6 +55,8 @@ class Engine:
         attention: the backend that the model's layers call.
         info: the engine's facts.
         device: where the row state lives.
+        ops: the table of small fused operations.
+        nvtx: name the parts of a step for a profiler.
     """
 
     def __init__(
@@ -58,13 +65,24 @@ class Engine:
         attention: AttentionBackend,
         info: EngineInfo,
         device: torch.device,
+        ops: OpTable | None = None,
+        *,
+        nvtx: bool = False,
     ) -> None:
         self.info = info
+        self.graphs: GraphRunner | None = None
+        self.state = RowState(
+            info.max_running_requests, info.max_seq_len, info.page_size, device, ops
+        )
         self._model = model
         self._attention = attention
         self._stager = PlanStager(pin=device.type == "cuda")
         self._mirror = HostMirror(info.max_running_requests)
-        self._state = RowState(info.max_running_requests, info.max_seq_len, info.page_size, device)
+        # A stream of its own: the default one waits for all others and they for it.
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._nvtx = nvtx and device.type == "cuda"
         self._next_plan = 0
 
     def forward_batch(self, plan: BatchPlan) -> StepHandle:
@@ -87,17 +105,10 @@ class Engine:
         plan = plan or decode_plan(words, layout)
         assert plan.number == self._next_plan, "plans are applied in order, each once"
         self._next_plan += 1
-        with torch.inference_mode():
+        with torch.inference_mode(), self.on_stream(), self._range("step"):
             launches = self._mirror.apply(plan)
-            chunks = self._state.apply(words, layout)
-            slot = plan.number % 2
-            # All lengths advance before anything can fail: the state stays that of the plan.
-            batches = [build_batch(launch, chunks, self._state) for launch in launches]
-            tokens = [
-                self._launch(launch, batch, slot)
-                for launch, batch in zip(launches, batches, strict=True)
-            ]
-            return StepHandle(tokens[0] if len(tokens) == 1 else torch.cat(tokens))
+            chunks = self.state.receive(words, layout)
+            return StepHandle(self._run(launches, chunks, plan.number % 2))
 
     def check_alive(self) -> None:
         """Nothing can be lost: the engine lives in this process."""
@@ -105,36 +116,113 @@ class Engine:
     def close(self) -> None:
         """There is nothing to stop: the engine lives in this process."""
 
-    def warm_up(self) -> None:
-        """Run one token of the padding row, so that no request pays for first-time work."""
-        row = self.info.max_running_requests
-        plan = BatchPlan(
-            number=0,
-            added=np.zeros(1, dtype=ROW_PARAMS),
-            chunks=np.array([(row, 0, 1, 1)], dtype=CHUNK),
-            token_ids=np.zeros(1, dtype=np.int32),
-        )
-        plan.added["row"] = row
+    def warm_up(self, num_tokens: int = 1) -> None:
+        """Prefill so many tokens in as many rows as can be: no request pays for first-time work.
+
+        Greedy, sampled and filtered rows are among them where there are several. Their K and V go
+        to the dummy page, as long as no plan has given the rows pages. To be called before the
+        first plan.
+        """
+        num_rows = min(self.info.max_running_requests, num_tokens)
+        added = np.zeros(num_rows, dtype=ROW_PARAMS)
+        added["row"] = np.arange(num_rows)
+        added["temperature"] = np.minimum(added["row"] % 3, 1)
+        added["top_k"] = np.where(added["row"] % 3 == 2, 9, 0)
+        added["top_p"] = 1
+        lengths = np.full(num_rows, num_tokens // num_rows)
+        lengths[: num_tokens % num_rows] += 1
+        lengths = np.minimum(lengths, self.info.max_seq_len)
+        chunks = np.zeros(num_rows, dtype=CHUNK)
+        chunks["row"], chunks["length"], chunks["sampled"] = added["row"], lengths, 1
+        tokens = np.zeros(int(lengths.sum()), dtype=np.int32)
+        plan = BatchPlan(number=0, added=added, chunks=chunks, token_ids=tokens)
         self.forward_batch(plan).tokens()
         self._next_plan = 0
 
-    def _launch(self, launch: Launch, batch: Batch, slot: int) -> torch.Tensor:
-        """Return the sampled tokens of one forward pass, int64 ``[S]``."""
-        batch.plan = self._attention.plan(batch, slot)
-        logits = self._model.forward(batch)
-        for place, token_ids in self._mirror.banned(launch):
-            logits[place, torch.from_numpy(token_ids.astype(np.int64))] = float("-inf")
-        rows = batch.rows
-        if launch.sampled is not None:
-            places = torch.from_numpy(launch.sampled.nonzero()[0])
-            rows = rows[places.to(rows.device, non_blocking=True)]
-        tokens = sample(logits, self._sampling(launch, rows))
-        self._state.last_token[rows] = tokens
+    def record_graphs(
+        self, runner: GraphRunner, progress: Callable[[Sequence[int]], Iterable[int]]
+    ) -> None:
+        """Record decode steps; from now on they are replayed.
+
+        Args:
+            runner: made for this engine's state.
+            progress: wraps the sizes, to show how far it is.
+        """
+        with torch.inference_mode(), self.on_stream():
+            runner.record(progress)
+        self.graphs = runner
+
+    @contextlib.contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Run on the engine's stream, on a GPU."""
+        if self._stream is None:
+            yield
+        else:
+            with torch.cuda.stream(self._stream):
+                yield
+
+    def _run(self, launches: tuple[Launch, ...], chunks: DeviceChunks, slot: int) -> torch.Tensor:
+        """Run a step's launches; returns their tokens, int32."""
+        state = self.state
+        first, tokens = launches[0], []
+        if self._replays(first):
+            with self._range("decode graph"):
+                tokens.append(self._replay(first, slot))
+            launches = launches[1:]
+        else:
+            state.apply()
+        # All lengths advance before anything can fail: the state stays that of the plan.
+        batches = [build_batch(launch, chunks, state) for launch in launches]
+        for launch, batch in zip(launches, batches, strict=True):
+            with self._range("prefill" if launch.num_prefill_tokens else "decode"):
+                tokens.append(self._launch(launch, batch, slot))
+        return tokens[0] if len(tokens) == 1 else torch.cat(tokens)
+
+    def _replays(self, launch: Launch) -> bool:
+        """Whether a recorded graph runs this launch."""
+        return (
+            self.graphs is not None
+            and not launch.num_prefill_tokens
+            and launch.num_decode_rows <= self.graphs.max_rows
+        )
+
+    def _replay(self, launch: Launch, slot: int) -> torch.Tensor:
+        """Return the tokens of decode rows, int32 ``[R]``, by a graph."""
+        assert self.graphs is not None
+        if not self.state.in_inbox:
+            self.state.apply()
+        logits, tokens = self.graphs.replay(launch.ends.astype(np.int32), slot)
+        places = self._mirror.special(launch)
+        if len(places):
+            # The graph has drawn without filters and bans; these rows draw again.
+            on_device = self._upload(places)
+            rows = self.state.decode_rows[on_device]
+            drawn = self._sample(launch, logits[on_device], rows, places)
+            tokens[on_device] = drawn.int()
+            self.state.rows.last_token[rows] = drawn
         return tokens
 
-    def _sampling(self, launch: Launch, rows: torch.Tensor) -> SamplingTensors:
-        state, mirror, host_rows = self._state, self._mirror, launch.sampled_rows
-        return SamplingTensors(
+    def _launch(self, launch: Launch, batch: Batch, slot: int) -> torch.Tensor:
+        """Return the sampled tokens of one forward pass, int32 ``[S]``."""
+        batch.plan = self._attention.plan(batch, slot)
+        logits = self._model.forward(batch)
+        rows = batch.rows[: launch.num_sampled]
+        tokens = self._sample(launch, logits, rows, np.arange(launch.num_sampled))
+        self.state.rows.last_token[rows] = tokens
+        return tokens.int()
+
+    def _sample(
+        self,
+        launch: Launch,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        places: npt.NDArray[np.int64],
+    ) -> torch.Tensor:
+        """Return one token, int64, of each of ``rows``, the launch's rows at ``places``."""
+        state, mirror, host_rows = self.state.rows, self._mirror, launch.rows[places]
+        for place, token_ids in mirror.banned(host_rows, launch.ends[places]):
+            logits[place, self._upload(token_ids.astype(np.int64))] = float("-inf")
+        params = SamplingTensors(
             temperature=state.temperature[rows],
             top_k=state.top_k[rows],
             top_p=state.top_p[rows],
@@ -144,3 +232,23 @@ class Engine:
             all_greedy=not mirror.temperature[host_rows].any(),
             filtered=mirror.filtered[host_rows],
         )
+        return sample(logits, params, self.state.ops)
+
+    def _upload(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Bring a small array to the device without waiting for it."""
+        tensor = torch.from_numpy(array)
+        if self._stream is None:
+            return tensor
+        return tensor.pin_memory().to(self.state.device, non_blocking=True)
+
+    @contextlib.contextmanager
+    def _range(self, name: str) -> Iterator[None]:
+        """Name a part of a step for a profiler, if that is asked for."""
+        if not self._nvtx:
+            yield
+            return
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]

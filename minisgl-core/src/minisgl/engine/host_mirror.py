@@ -23,7 +23,7 @@ class Launch:
         num_decode_rows: the first so many rows feed their last sampled token.
         query_lens: int64 ``[R]``: tokens that each row feeds.
         ends: int64 ``[R]``: tokens that each row has in the pool afterwards.
-        sampled: bool ``[R]``: whether a token follows; ``None`` if one follows every row.
+        num_sampled: a token follows the first so many rows.
         num_prefill_tokens: tokens of the prefill rows.
     """
 
@@ -31,18 +31,18 @@ class Launch:
     num_decode_rows: int
     query_lens: RowArray
     ends: RowArray
-    sampled: npt.NDArray[np.bool_] | None
+    num_sampled: int
     num_prefill_tokens: int
 
     @property
     def sampled_rows(self) -> RowArray:
         """Rows that get a token, int64 ``[S]``."""
-        return self.rows if self.sampled is None else self.rows[self.sampled]
+        return self.rows[: self.num_sampled]
 
     @property
     def sampled_ends(self) -> RowArray:
         """Lengths of the rows that get a token, int64 ``[S]``."""
-        return self.ends if self.sampled is None else self.ends[self.sampled]
+        return self.ends[: self.num_sampled]
 
 
 class HostMirror:
@@ -85,15 +85,27 @@ class HostMirror:
             return (prefill,)
         return (_join(decode, prefill),) if plan.mixed else (decode, prefill)
 
-    def banned(self, launch: Launch) -> Iterator[tuple[int, IntArray]]:
-        """Yield the place among the sampled rows, and the tokens, of rows below ``min_end``."""
+    def banned(self, rows: RowArray, ends: RowArray) -> Iterator[tuple[int, IntArray]]:
+        """Yield the place among ``rows``, and the tokens, of rows below ``min_end``.
+
+        Args:
+            rows: int64 ``[n]``: rows that get a token.
+            ends: int64 ``[n]``: their lengths.
+        """
         if not self._bans:
             return
-        rows = launch.sampled_rows
-        for place in (launch.sampled_ends < self.min_end[rows]).nonzero()[0].tolist():
+        for place in (ends < self.min_end[rows]).nonzero()[0].tolist():
             token_ids = self._bans.get(int(rows[place]))
             if token_ids is not None:
                 yield place, token_ids
+
+    def special(self, launch: Launch) -> RowArray:
+        """Return the places of rows whose tokens need more than the logits and noise, int64."""
+        rows = launch.sampled_rows
+        special = self.filtered[rows]
+        if self._bans:
+            special = special | (launch.sampled_ends < self.min_end[rows])
+        return special.nonzero()[0]
 
     def _add(self, plan: BatchPlan) -> None:
         added = plan.added
@@ -117,7 +129,7 @@ class HostMirror:
             num_decode_rows=len(rows),
             query_lens=self._ones[: len(rows)],
             ends=ends,
-            sampled=None,
+            num_sampled=len(rows),
             num_prefill_tokens=0,
         )
 
@@ -127,26 +139,24 @@ class HostMirror:
         query_lens = chunks["length"].astype(np.int64)
         ends = chunks["start"] + query_lens
         self._lengths[rows] = ends
-        sampled = chunks["sampled"].astype(np.bool_)
+        num_sampled = int(np.count_nonzero(chunks["sampled"]))
+        assert chunks["sampled"][:num_sampled].all(), "sampled chunks come first"
         return Launch(
             rows=rows,
             num_decode_rows=0,
             query_lens=query_lens,
             ends=ends,
-            sampled=None if sampled.all() else sampled,
+            num_sampled=num_sampled,
             num_prefill_tokens=len(plan.token_ids),
         )
 
 
 def _join(decode: Launch, prefill: Launch) -> Launch:
-    sampled = None
-    if prefill.sampled is not None:
-        sampled = np.concatenate((np.ones(decode.num_decode_rows, dtype=np.bool_), prefill.sampled))
     return Launch(
         rows=np.concatenate((decode.rows, prefill.rows)),
         num_decode_rows=decode.num_decode_rows,
         query_lens=np.concatenate((decode.query_lens, prefill.query_lens)),
         ends=np.concatenate((decode.ends, prefill.ends)),
-        sampled=sampled,
+        num_sampled=decode.num_sampled + prefill.num_sampled,
         num_prefill_tokens=prefill.num_prefill_tokens,
     )

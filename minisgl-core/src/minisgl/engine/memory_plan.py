@@ -24,6 +24,19 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What steps take besides weights and pool, in bytes.
+
+    Attributes:
+        activations: of the largest step, free again between steps.
+        graphs: of recorded decode steps; allocated already when the device is measured.
+    """
+
+    activations: int = 0
+    graphs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """What the memory of a device is used for, in bytes.
 
@@ -31,6 +44,7 @@ class MemoryPlan:
         total: of the device.
         used: before the KV pool: weights, and whatever else runs there.
         weights: of the model, for the table.
+        needs: of steps.
         bytes_per_page: of the KV pool.
         page_size: tokens a page.
         num_pages: pages for requests; the pool has one more, the dummy page.
@@ -39,6 +53,7 @@ class MemoryPlan:
     total: int
     used: int
     weights: int
+    needs: Needs
     bytes_per_page: int
     page_size: int
     num_pages: int
@@ -47,16 +62,22 @@ class MemoryPlan:
         """Return the plan as aligned text."""
         pool = (self.num_pages + 1) * self.bytes_per_page
         num_tokens = self.num_pages * self.page_size
-        rows = (
+        in_use = f"of which weights {self.weights / 2**30:.2f} GiB"
+        if self.needs.graphs:
+            in_use += f", CUDA graphs {self.needs.graphs / 2**30:.2f} GiB"
+        rows = [
             ("device memory", self.total, ""),
-            ("in use", self.used, f"of which weights {self.weights / 2**30:.2f} GiB"),
+            ("in use", self.used, in_use),
             (
                 "KV pool",
                 pool,
                 f"{self.num_pages} pages of {self.page_size} = {num_tokens} tokens",
             ),
             ("left", self.total - self.used - pool, ""),
-        )
+        ]
+        if self.needs.activations:
+            rows.insert(2, ("activations", self.needs.activations, "of the largest step"))
+            rows[-1] = ("left", rows[-1][1] - self.needs.activations, "")
         return "\n".join(
             f"  {what:<14}{size / 2**30:>9.2f} GiB  {note}".rstrip() for what, size, note in rows
         )
@@ -67,6 +88,7 @@ def plan_memory(
     *,
     fraction: float,
     weights: int,
+    needs: Needs,
     bytes_per_page: int,
     page_size: int,
     num_pages: int | None,
@@ -80,6 +102,7 @@ def plan_memory(
         memory: measured with the weights loaded.
         fraction: of the total that weights and pool may take together.
         weights: bytes of the model.
+        needs: what steps take.
         bytes_per_page: over all layers.
         page_size: tokens a page.
         num_pages: the user's own number, taken as it is.
@@ -92,7 +115,7 @@ def plan_memory(
     """
     used = memory.total - memory.free
     if num_pages is None:
-        budget = int(memory.total * fraction) - used
+        budget = int(memory.total * fraction) - used - needs.activations
         if in_main_memory:
             budget = min(budget, _CPU_POOL_BYTES)
         budget //= num_sharers
@@ -102,14 +125,17 @@ def plan_memory(
             share = f" for each of {num_sharers} ranks" if num_sharers > 1 else ""
             raise DoesNotFitError(
                 f"no room for a KV pool: {memory.total / 2**30:.2f} GiB x engine.memory_fraction "
-                f"{fraction} less {used / 2**30:.2f} GiB in use leaves {budget / 2**30:.2f} GiB"
-                f"{share}, and a page of {page_size} tokens takes {bytes_per_page / 2**20:.2f} "
-                "MiB; raise engine.memory_fraction, free memory, or take a smaller model or dtype"
+                f"{fraction} less {used / 2**30:.2f} GiB in use and "
+                f"{needs.activations / 2**30:.2f} GiB of activations leaves "
+                f"{budget / 2**30:.2f} GiB{share}, and a page of {page_size} tokens takes "
+                f"{bytes_per_page / 2**20:.2f} MiB; raise engine.memory_fraction, free memory, or "
+                "take a smaller model or dtype"
             )
     return MemoryPlan(
         total=memory.total,
         used=used,
         weights=weights,
+        needs=needs,
         bytes_per_page=bytes_per_page,
         page_size=page_size,
         num_pages=num_pages,

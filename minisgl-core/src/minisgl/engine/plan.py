@@ -54,7 +54,8 @@ class BatchPlan:
         decode_rows: int32 ``[R]``: the decode rows in their order, if that changed since the last
             plan; else ``None``.
         num_decode_rows: all decode rows feed their last sampled token, or (0) none does.
-        chunks: ``CHUNK``: prompt chunks of this step, each row at most once.
+        chunks: ``CHUNK``: prompt chunks of this step, each row at most once; those after which a
+            token follows come first.
         token_ids: int32: the chunks' tokens, one chunk after the other.
         mixed: decode rows and chunks share one launch; otherwise decode rows come first.
     """

@@ -7,12 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from minisgl.kernel.jit import JitLoader
     from minisgl.kernel.ops import OpTable
     from minisgl.kernel.rotation import Rotation
 
-__all__ = ["OpTable", "Rotation"]
+__all__ = ["JitLoader", "OpTable", "Rotation"]
 
-_LAZY = {"OpTable": "minisgl.kernel.ops", "Rotation": "minisgl.kernel.rotation"}
+_LAZY = {
+    "JitLoader": "minisgl.kernel.jit",
+    "OpTable": "minisgl.kernel.ops",
+    "Rotation": "minisgl.kernel.rotation",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import torch
 
-from minisgl.kernel import reference
+from minisgl.kernel import reference, rows, sampling
 from minisgl.kernel.rotation import Rotation
+from minisgl.kernel.rows import DecodeInputs, RowTensors
 
 
 class RmsNorm(Protocol):
@@ -73,6 +74,195 @@ class Linear(Protocol):
         ...
 
 
+class StoreKV(Protocol):
+    """Write K and V of a launch to their slots of one layer."""
+
+    def __call__(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        slots: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+    ) -> None:
+        """Store ``k`` and ``v`` ``[T, kv_heads, d]`` (last dimension contiguous).
+
+        Args:
+            k: keys.
+            v: values.
+            slots: int64 ``[T]``; -1 stores nothing.
+            k_pool: keys of the layer, ``[slots, kv_heads, d]``.
+            v_pool: values of the layer, the same shape.
+        """
+        ...
+
+
+class RopeStore(Protocol):
+    """q/k norms, rotation and the store of K and V of one layer, in one kernel.
+
+    Equal to ``rope`` followed by ``store_kv``; layers use it where the pool is plain tensors.
+    """
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        num_q_heads: int,
+        num_kv_heads: int,
+        rotation: Rotation,
+        slots: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        *,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        norm_eps: float,
+    ) -> torch.Tensor:
+        """Return the rotated q ``[T, q_heads, d]``, contiguous.
+
+        Args:
+            qkv: ``[T, q_heads + 2 * kv_heads, d]``: q, k, v heads; the projection's output.
+            num_q_heads: of this rank.
+            num_kv_heads: of this rank.
+            rotation: of the launch.
+            slots: int64 ``[T]``; -1 stores nothing.
+            k_pool: keys of the layer, ``[slots, kv_heads, d]``.
+            v_pool: values of the layer, the same shape.
+            q_norm: RMSNorm weight ``[d]`` of every q head, or ``None``.
+            k_norm: the same of every k head.
+            norm_eps: of both norms.
+        """
+        ...
+
+
+class PageIndices(Protocol):
+    """Flatten the pages of a launch's rows: the index lists that paged kernels read."""
+
+    def __call__(
+        self,
+        page_table: torch.Tensor,
+        rows: torch.Tensor,
+        kv_lens: torch.Tensor,
+        page_size: int,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_lens: torch.Tensor,
+    ) -> None:
+        """Fill the last three tensors; never synchronises, allocates nothing that must stay.
+
+        Args:
+            page_table: int32 ``[table rows, width]``.
+            rows: int64 ``[R]``: rows of the table.
+            kv_lens: int32 ``[R]``: tokens of each, at least 1.
+            page_size: tokens a page.
+            indptr: int32 ``[R + 1]``: filled with 0 and the running sum of the rows' pages.
+            indices: int32, large enough: row ``r`` gets its pages at ``indptr[r]``.
+            last_page_lens: int32 ``[R]``: filled with the tokens in each row's last page, 1 to
+                ``page_size``.
+        """
+        ...
+
+
+class ApplyPlan(Protocol):
+    """Write what a packed plan changes in the state of the rows: see ``minisgl.kernel.rows``."""
+
+    def __call__(self, words: torch.Tensor, rows: RowTensors) -> None:
+        """Apply the plan in ``words``, int32; on a GPU without reading it on the host."""
+        ...
+
+
+class AdvanceRows(Protocol):
+    """From the state of the decode rows to the model's inputs: see ``minisgl.kernel.rows``."""
+
+    def __call__(self, rows: RowTensors, inputs: DecodeInputs, page_size: int) -> None:
+        """Fill ``inputs`` for the first rows of the order, and advance their lengths."""
+        ...
+
+
+class SampleGumbel(Protocol):
+    """Greedy rows take the argmax, others draw by Gumbel-max with keyed noise."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        seed: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return int64 ``[S]``: one token of each row of ``logits`` ``[S, vocab]``, any dtype.
+
+        A greedy row's token is the lowest id among the largest logits. The noise of a token is a
+        function of (seed, position, id) alone: see ``minisgl.kernel.sampling``.
+
+        Args:
+            logits: left as they are.
+            temperature: float32 ``[S]``; 0 is greedy.
+            seed: int64 ``[S]``.
+            positions: int64 ``[S]``: place of the token to come in its sequence.
+        """
+        ...
+
+
+class SampleFiltered(Protocol):
+    """The same among the tokens that pass top-k, then top-p, then min-p."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        seed: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return int64 ``[S]``; a greedy row ignores the filters.
+
+        Args:
+            logits: ``[S, vocab]``, left as they are.
+            temperature: float32 ``[S]``; 0 is greedy.
+            top_k: int64 ``[S]``; 0 is all.
+            top_p: float32 ``[S]``; 1 is all.
+            min_p: float32 ``[S]``; 0 is all.
+            seed: int64 ``[S]``.
+            positions: int64 ``[S]``.
+        """
+        ...
+
+
+def compose_rope_store(rope: Rope, store_kv: StoreKV) -> RopeStore:
+    """Return ``rope_store`` in two steps: its reference, and where only these have a fast form."""
+
+    def rope_store(
+        qkv: torch.Tensor,
+        num_q_heads: int,
+        num_kv_heads: int,
+        rotation: Rotation,
+        slots: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        *,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        norm_eps: float,
+    ) -> torch.Tensor:
+        num_qk_heads = num_q_heads + num_kv_heads
+        q, k = rope(
+            qkv[:, :num_qk_heads],
+            num_q_heads,
+            rotation,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_eps=norm_eps,
+        )
+        store_kv(k, qkv[:, num_qk_heads:], slots, k_pool, v_pool)
+        return q.contiguous()
+
+    return rope_store
+
+
+_rope_store = compose_rope_store(reference.rope, reference.store_kv)
+
+
 @dataclass(frozen=True, slots=True)
 class OpTable:
     """One implementation of each operation."""
@@ -83,3 +273,10 @@ class OpTable:
     gelu_and_mul: GatedActivation = reference.gelu_and_mul
     rope: Rope = reference.rope
     linear: Linear = reference.linear
+    store_kv: StoreKV = reference.store_kv
+    rope_store: RopeStore = _rope_store
+    page_indices: PageIndices = reference.page_indices
+    apply_plan: ApplyPlan = rows.apply_plan
+    advance_rows: AdvanceRows = rows.advance_rows
+    sample_gumbel: SampleGumbel = sampling.sample_gumbel
+    sample_filtered: SampleFiltered = sampling.sample_filtered

@@ -60,6 +60,44 @@ def rope(
     return qk[:, :num_q_heads], qk[:, num_q_heads:]
 
 
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+) -> None:
+    """Write K and V to their slots.
+
+    A slot of -1 becomes slot 0, which lies in the dummy page and is never read by a real row.
+    """
+    slots = slots.clamp_min(0)
+    k_pool.index_copy_(0, slots, k)
+    v_pool.index_copy_(0, slots, v)
+
+
+def page_indices(
+    page_table: torch.Tensor,
+    rows: torch.Tensor,
+    kv_lens: torch.Tensor,
+    page_size: int,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_lens: torch.Tensor,
+) -> None:
+    """Flatten the pages of rows; entries of ``indices`` beyond the last row's are left alone."""
+    num_pages = (kv_lens + page_size - 1) // page_size
+    last_page_lens.copy_(kv_lens - (num_pages - 1) * page_size)
+    indptr[0] = 0
+    torch.cumsum(num_pages, 0, dtype=torch.int32, out=indptr[1:])
+    # Columns behind a row's last page write that page once more, where it is already: so shapes
+    # depend on no length, and nothing has to wait for the device.
+    columns = torch.arange(page_table.shape[1], device=page_table.device)
+    columns = torch.minimum(columns, num_pages.unsqueeze(1) - 1)
+    pages = page_table[rows.unsqueeze(1), columns]
+    indices[indptr[:-1].unsqueeze(1) + columns] = pages
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     if x.dtype == torch.float32:

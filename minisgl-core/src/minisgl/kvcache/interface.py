@@ -55,7 +55,9 @@ class KVCachePool(ABC):
 
     @abstractmethod
     def allocate(self, num_pages: int) -> None:
-        """Allocate ``num_pages`` zeroed pages (page 0 is the dummy). Called once.
+        """Allocate ``num_pages`` zeroed pages (page 0 is the dummy), instead of those before.
+
+        Called once, or twice where steps are tried out before the pool is sized.
 
         Raises:
             DoesNotFitError: the device has not enough memory; names ``cache.num_pages``.
@@ -64,6 +66,14 @@ class KVCachePool(ABC):
     @abstractmethod
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of one layer, each ``[num_pages, page_size, kv_heads, head_dim]``."""
+
+    def flat_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:  # noqa: ARG002
+        """Return K and V of one layer by slot, each ``[slots, kv_heads, head_dim]``, or ``None``.
+
+        A pool that answers lets operations write to these views in place of ``store``; ``None``
+        is for one that stores anything but plain K and V (scales, other layouts).
+        """
+        return None
 
     @abstractmethod
     def store(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: int) -> None:

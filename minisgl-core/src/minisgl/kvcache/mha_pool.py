@@ -26,7 +26,7 @@ class MHAKVCachePool(KVCachePool):
 
     def allocate(self, num_pages: int) -> None:
         """Allocate ``num_pages`` zeroed pages; see the interface."""
-        assert not self._layers, "the pool is allocated once"
+        self._layers, self._flat = [], []
         spec = self.spec
         shape = (spec.num_layers, num_pages, spec.page_size, spec.num_kv_heads, spec.head_dim)
         try:
@@ -44,6 +44,10 @@ class MHAKVCachePool(KVCachePool):
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of one layer, ``[pages, page_size, kv_heads, head_dim]`` each."""
         return self._layers[index]
+
+    def flat_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K and V of one layer by slot, ``[slots, kv_heads, head_dim]`` each."""
+        return self._flat[index]
 
     def store(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: int) -> None:
         """Write K and V of one launch to its slots; see the interface.

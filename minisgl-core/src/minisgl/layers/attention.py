@@ -70,18 +70,50 @@ class Attention(Layer):
             sliding_window=sliding_window,
         )
         self._num_q_heads = self.qkv.num_q_heads
-        self._num_qk_heads = self._num_q_heads + self.qkv.num_kv_heads
-        self._heads_shape = (-1, self._num_qk_heads + self.qkv.num_kv_heads, head_dim)
+        self._num_kv_heads = self.qkv.num_kv_heads
+        self._num_qk_heads = self._num_q_heads + self._num_kv_heads
+        self._heads_shape = (-1, self._num_qk_heads + self._num_kv_heads, head_dim)
         self._output_shape = (-1, self._num_q_heads * head_dim)
         self._rope = context.ops.rope
+        self._rope_store = context.ops.rope_store
         self._attention = context.attention
         self._kv_pool = context.kv_pool
 
     def forward(self, hidden: torch.Tensor, batch: Batch, rotation: Rotation) -> torch.Tensor:
         """``[T, hidden]`` to the same shape; stores K and V of the tokens on the way."""
         heads = self.qkv.forward(hidden).view(self._heads_shape)
-        v = heads[:, self._num_qk_heads :]
-        q, k = self._rope(
+        if self._attention.store_fusion:
+            q, k = self._rotate(heads, rotation)
+            new_kv = (k, heads[:, self._num_qk_heads :])
+            out = self._attention.attend(q, self.spec, batch.plan, new_kv)
+        else:
+            q = self._rotate_and_store(heads, batch.slots, rotation)
+            out = self._attention.attend(q, self.spec, batch.plan)
+        return self.output.forward(out.reshape(self._output_shape))
+
+    def _rotate_and_store(
+        self, heads: torch.Tensor, slots: torch.Tensor, rotation: Rotation
+    ) -> torch.Tensor:
+        """Return the rotated q; one operation if the pool is plain tensors."""
+        flat = self._kv_pool.flat_layer(self.spec.index)
+        if flat is None:
+            q, k = self._rotate(heads, rotation)
+            self._kv_pool.store(k, heads[:, self._num_qk_heads :], slots, self.spec.index)
+            return q
+        return self._rope_store(
+            heads,
+            self._num_q_heads,
+            self._num_kv_heads,
+            rotation,
+            slots,
+            *flat,
+            q_norm=self._q_norm_weight,
+            k_norm=self._k_norm_weight,
+            norm_eps=self._norm_eps,
+        )
+
+    def _rotate(self, heads: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rope(
             heads[:, : self._num_qk_heads],
             self._num_q_heads,
             rotation,
@@ -89,9 +121,3 @@ class Attention(Layer):
             k_norm=self._k_norm_weight,
             norm_eps=self._norm_eps,
         )
-        if self._attention.store_fusion:
-            out = self._attention.attend(q, self.spec, batch.plan, (k, v))
-        else:
-            self._kv_pool.store(k, v, batch.slots, self.spec.index)
-            out = self._attention.attend(q, self.spec, batch.plan)
-        return self.output.forward(out.reshape(self._output_shape))

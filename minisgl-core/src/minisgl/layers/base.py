@@ -71,17 +71,17 @@ class Layer:
         never its shape, follow what is fastest on the device.
         """
         covered = sum(_numel(piece.target, shape) for piece in pieces)
-        full = covered == torch.Size(shape).numel()
-        allocate = torch.empty if full else torch.zeros
-        # One-token products with tall matrices read them twice as fast by columns (MKL's sgemv,
-        # SmolLM2's shapes: 20 against 10 GB/s); with many tokens the layouts are equal.
-        by_columns = matrix and context.device.type == "cpu" and shape[-2] > shape[-1]
-        stored = (*shape[:-2], shape[-1], shape[-2]) if by_columns else tuple(shape)
-        tensor = allocate(stored, dtype=context.dtype, device=context.device)
-        if by_columns:
-            tensor = tensor.transpose(-1, -2)
-        self._weights[name] = Weight(tensor, tuple(pieces), dummy)
+        tensor = allocate(shape, context.dtype, context.device, matrix=matrix)
+        if covered != tensor.numel():
+            tensor.zero_()
+        self.adopt(name, tensor, pieces, dummy=dummy)
         return tensor
+
+    def adopt(
+        self, name: str, tensor: torch.Tensor, pieces: Sequence[Piece], *, dummy: Dummy = "normal"
+    ) -> None:
+        """Declare a tensor that exists already."""
+        self._weights[name] = Weight(tensor, tuple(pieces), dummy)
 
     def layers(self) -> Iterator["Layer"]:
         """Yield this layer and, depth first, all layers in it; a shared one only once."""
@@ -105,6 +105,22 @@ class Layer:
 
     def finish_loading(self) -> None:
         """Derive what depends on loaded weights; called once, after all are filled."""
+
+    def ignores(self, name: str) -> bool:  # noqa: ARG002
+        """Whether a checkpoint tensor of this name that fills nothing is no mistake."""
+        return False
+
+
+def allocate(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, matrix: bool = False
+) -> torch.Tensor:
+    """Return an uninitialised tensor; for ``matrix`` see ``Layer.declare``."""
+    # One-token products with tall matrices read them twice as fast by columns (MKL's sgemv,
+    # SmolLM2's shapes: 20 against 10 GB/s); with many tokens the layouts are equal.
+    if matrix and device.type == "cpu" and shape[-2] > shape[-1]:
+        stored = (*shape[:-2], shape[-1], shape[-2])
+        return torch.empty(stored, dtype=dtype, device=device).transpose(-1, -2)
+    return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 def shard_range(total: int, rank: int, size: int) -> tuple[int, int]:

@@ -2,6 +2,13 @@
 
 from minisgl.llm.async_llm import AsyncLLM
 from minisgl.llm.llm import LLM
-from minisgl.llm.results import GenerationChunk, GenerationResult, Prompt
+from minisgl.llm.results import GenerationChunk, GenerationProgress, GenerationResult, Prompt
 
-__all__ = ["LLM", "AsyncLLM", "GenerationChunk", "GenerationResult", "Prompt"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "GenerationChunk",
+    "GenerationProgress",
+    "GenerationResult",
+    "Prompt",
+]

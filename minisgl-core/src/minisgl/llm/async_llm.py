@@ -55,8 +55,8 @@ class AsyncLLM:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer."""
-        return self._session.tokenizer
+        """The model's tokenizer; ``SettingsError`` with ``model.skip_tokenizer_init``."""
+        return self._session.require_tokenizer()
 
     async def generate(
         self,

@@ -1,7 +1,7 @@
 """``LLM``: generate from a program, a notebook or a script, in this process."""
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from minisgl.errors import RequestError
 from minisgl.llm.results import (
     Collected,
     GenerationChunk,
+    GenerationProgress,
     GenerationResult,
     Prompt,
     to_chunk,
@@ -64,8 +65,8 @@ class LLM:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer."""
-        return self._session.tokenizer
+        """The model's tokenizer; ``SettingsError`` with ``model.skip_tokenizer_init``."""
+        return self._session.require_tokenizer()
 
     def generate(
         self,
@@ -75,6 +76,7 @@ class LLM:
         priority: int | Sequence[int] = 0,
         cache_salt: str | None = None,
         progress: bool = True,
+        on_step: Callable[[GenerationProgress], object] | None = None,
     ) -> list[GenerationResult]:
         """Answer one prompt or many; the results are in the order of the prompts.
 
@@ -85,6 +87,8 @@ class LLM:
                 retracted later when the KV pool is full.
             cache_salt: only requests with the same one share cached prefixes.
             progress: show a progress bar.
+            on_step: called after each step of the engine, in this thread: for profilers, and
+                displays of one's own.
 
         Raises:
             RequestError: a prompt cannot be served (its number is in the message), before any
@@ -98,7 +102,7 @@ class LLM:
         try:
             for request, answer in zip(requests, answers, strict=True):
                 self._session.submit(request, answer.add)
-            self._run(answers, progress=progress)
+            self._run(answers, progress=progress, on_step=on_step)
             self._session.settle()
         except BaseException:
             # An interrupt in a notebook must not leave requests running.
@@ -175,7 +179,13 @@ class LLM:
                 raise (_numbered(error, len(requests)) if many else error) from error
         return requests
 
-    def _run(self, answers: list[Collected], *, progress: bool) -> None:
+    def _run(
+        self,
+        answers: list[Collected],
+        *,
+        progress: bool,
+        on_step: Callable[[GenerationProgress], object] | None,
+    ) -> None:
         """Step until every answer is complete."""
         open_answers = list(answers)
         with tqdm(
@@ -189,12 +199,22 @@ class LLM:
                     bar.set_postfix_str(f"{num_tokens} tokens", refresh=False)
                     bar.update(len(open_answers) - len(still_open))
                 open_answers = still_open
+                if on_step is not None:
+                    on_step(_progress(answers))
 
     def _abort(self, uids: list[int]) -> None:
         """End requests that still run and let the scheduler clean up after them."""
         for uid in uids:
             self._session.abort(uid)
         self._session.settle()
+
+
+def _progress(answers: Sequence[Collected]) -> GenerationProgress:
+    return GenerationProgress(
+        num_prompts=len(answers),
+        num_started=sum(answer.first_token is not None or answer.done for answer in answers),
+        num_done=sum(answer.done for answer in answers),
+    )
 
 
 def _spread(

@@ -1,5 +1,6 @@
 """What goes into and comes out of ``LLM``."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,11 +20,14 @@ class GenerationResult:
     """The answer to one prompt.
 
     Attributes:
-        text: the generated text, without the stop string that ended it.
+        text: the generated text, without the stop string that ended it; empty without a tokenizer.
         token_ids: the generated tokens, the end-of-sequence token included.
         finish_reason: ``stop``, ``length`` or ``abort``.
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: prompt tokens that the prefix cache supplied.
+        time_to_first_token: seconds from the call to the first reply with tokens; ``None`` if
+            there was none.
+        total_time: seconds from the call to the last reply.
     """
 
     text: str
@@ -31,6 +35,23 @@ class GenerationResult:
     finish_reason: str
     num_prompt_tokens: int
     num_cached_tokens: int
+    time_to_first_token: float | None = None
+    total_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationProgress:
+    """How far a call of ``LLM.generate`` has come.
+
+    Attributes:
+        num_prompts: of the call.
+        num_started: prompts that have their first token, those that are complete included.
+        num_done: prompts whose answer is complete.
+    """
+
+    num_prompts: int
+    num_started: int
+    num_done: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +74,15 @@ class GenerationChunk:
 
 @dataclass(slots=True)
 class Collected:
-    """The replies to one request so far."""
+    """The replies to one request so far; times are seconds of a monotonic clock."""
 
     parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     last: TextReply | None = None
     error: RequestError | EngineLostError | None = None
+    began: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    ended: float = 0.0
 
     @property
     def done(self) -> bool:
@@ -70,10 +94,13 @@ class Collected:
         if isinstance(reply, ErrorReply):
             self.error = to_error(reply)
             return
+        if self.first_token is None and reply.token_ids:
+            self.first_token = time.perf_counter()
         self.parts.append(reply.text)
         self.token_ids.extend(reply.token_ids)
         if reply.finish_reason is not None:
             self.last = reply
+            self.ended = time.perf_counter()
 
     def result(self) -> GenerationResult:
         """Return the whole answer.
@@ -91,6 +118,8 @@ class Collected:
             finish_reason=str(self.last.finish_reason),
             num_prompt_tokens=self.last.num_prompt_tokens,
             num_cached_tokens=self.last.num_cached_tokens,
+            time_to_first_token=None if self.first_token is None else self.first_token - self.began,
+            total_time=self.ended - self.began,
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from minisgl.bootstrap import build_scheduler, load_host
-from minisgl.errors import EngineLostError, RequestError
+from minisgl.errors import EngineLostError, RequestError, SettingsError
 from minisgl.llm.interrupts import interrupts_at_the_end
 from minisgl.llm.results import ENGINE_LOST, Prompt
 from minisgl.message import AbortRequest, ErrorReply, GenerateRequest, TextReply
@@ -23,6 +23,7 @@ from minisgl.settings import Settings, settings_from_keywords
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder
 from minisgl.tokenizer.loading import load_tokenizer
+from minisgl.tokenizer.token_ids import NO_TOKENIZER, TokenIdEncoder, TokenIdStreams
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,10 @@ class Session:
     Args:
         settings: everything.
         progress: show a progress bar while the model loads.
+
+    Attributes:
+        info: facts about the engine.
+        tokenizer: the model's; ``None`` with ``model.skip_tokenizer_init``.
     """
 
     def __init__(self, settings: Settings, *, progress: bool = True) -> None:
@@ -49,12 +54,28 @@ class Session:
         except BaseException:
             self._scheduler.close()
             raise
-        self._encoder = PromptEncoder(self.tokenizer, vocab_size=self.info.vocab_size)
-        self._detokenizer = Detokenizer(self.tokenizer)
+        self._encoder: PromptEncoder | TokenIdEncoder
+        self._detokenizer: Detokenizer | TokenIdStreams
+        if self.tokenizer is None:
+            self._encoder = TokenIdEncoder(self.info.vocab_size)
+            self._detokenizer = TokenIdStreams()
+        else:
+            self._encoder = PromptEncoder(self.tokenizer, vocab_size=self.info.vocab_size)
+            self._detokenizer = Detokenizer(self.tokenizer)
         self._listeners: dict[int, Listener] = {}
         self._uids = itertools.count()
         self._lock = threading.RLock()
         self._closed = False
+
+    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer.
+
+        Raises:
+            SettingsError: this session has none.
+        """
+        if self.tokenizer is None:
+            raise SettingsError(f"{NO_TOKENIZER}; leave that setting out to have one")
+        return self.tokenizer
 
     def prepare(
         self,
@@ -75,6 +96,8 @@ class Session:
                 f"sampling_params must be a SamplingParams, got {params!r}",
                 param="sampling_params",
             )
+        if params.stop and self.tokenizer is None:
+            raise RequestError(f"stop strings cannot be found: {NO_TOKENIZER}", param="stop")
         data = np.array(self._encoder.encode(prompt), dtype="<i4").tobytes()
         request = GenerateRequest(next(self._uids), data, params, priority, cache_salt)
         validate(request, self.info)
@@ -136,7 +159,9 @@ class Session:
             del self._scheduler
 
     @staticmethod
-    def _load_tokenizer(settings: Settings, host: PluginHost) -> PreTrainedTokenizerBase:
+    def _load_tokenizer(settings: Settings, host: PluginHost) -> PreTrainedTokenizerBase | None:
+        if settings.model.skip_tokenizer_init:
+            return None
         reference = settings.model.tokenizer or settings.model.path
         assert reference is not None, "the scheduler has refused settings without a model"
         path: Path = host.resolve_checkpoint(reference, settings.model.cache_dir)

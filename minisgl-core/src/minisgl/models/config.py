@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from minisgl.layers.rope_config import RopeConfig
 
-__all__ = ["ModelConfig", "MoeConfig", "RopeConfig"]
+__all__ = ["ModelConfig", "ModelFacts", "MoeConfig", "RopeConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +27,38 @@ class MoeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """One decoder-only model.
+class ModelFacts:
+    """What engine and scheduler must know of any decoder-only model, however it computes.
 
     Attributes:
         architecture: name as in ``config.json``.
-        vocab_size: rows of the embedding.
-        hidden_size, intermediate_size, num_layers: as usual.
-        num_q_heads, num_kv_heads, head_dim: before sharding.
+        vocab_size: number of logits.
+        num_layers: layers that store K and V.
+        num_q_heads, num_kv_heads, head_dim: of each layer, before sharding.
         max_position: longest sequence the model was made for, scaling included.
+        sliding_windows: per layer, tokens a query sees, or ``None`` for all.
+        logit_soft_cap: some layer caps its attention scores.
+        dtype: of the checkpoint, such as ``bfloat16``.
+    """
+
+    architecture: str
+    vocab_size: int
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    sliding_windows: tuple[int | None, ...]
+    logit_soft_cap: bool = False
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(ModelFacts):
+    """One decoder-only model, for those who build it out of core's layers.
+
+    Attributes:
+        hidden_size, intermediate_size: as usual.
         rms_norm_eps: of all norms.
         activation: ``silu`` or ``gelu``, of the MLP's gate.
         tie_word_embeddings: the head is the embedding.
@@ -43,21 +66,12 @@ class ModelConfig:
         output_bias: the attention output projection has a bias.
         mlp_bias: gate, up and down have biases.
         qk_norm: q and k heads are RMS-normed before the rotation.
-        sliding_windows: per layer, tokens a query sees, or ``None`` for all.
-        dtype: of the checkpoint, such as ``bfloat16``.
         rope: rotary embedding.
         moe: routed experts, or ``None`` for a dense model.
     """
 
-    architecture: str
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position: int
     rms_norm_eps: float
     activation: str
     tie_word_embeddings: bool
@@ -65,7 +79,5 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    sliding_windows: tuple[int | None, ...]
-    dtype: str
     rope: RopeConfig
     moe: MoeConfig | None = None

@@ -1,6 +1,7 @@
 """What the engine asks of a model."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 
@@ -12,6 +13,12 @@ class BaseLLMModel(Layer):
     """A decoder-only language model on one rank, built as ``Class(config, context)``.
 
     Its weights are declared by its layers; ``minisgl.models.loading`` fills them.
+    """
+
+    supports_cuda_graphs: ClassVar[bool] = True
+    """Whether ``forward`` may be captured: fixed addresses, no synchronisation, no branch on data.
+
+    ``False``: the engine runs every launch eagerly.
     """
 
     @abstractmethod

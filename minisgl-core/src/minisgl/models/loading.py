@@ -32,7 +32,8 @@ def load_weights(model: Layer, checkpoint: Checkpoint, *, progress: bool) -> Non
     for layer in list(model.layers()):
         layer.prepare_loading(frozenset(names))
     places = _places(model)
-    _check_names(places, names, checkpoint)
+    read = [name for name in names if name in places or not _ignored(model, name)]
+    _check_names(places, read, checkpoint)
     with tqdm(
         total=checkpoint.num_tensors, desc="Loading weights", unit="tensor", disable=not progress
     ) as bar:
@@ -75,9 +76,13 @@ def _places(model: Layer) -> Places:
     return dict(places)
 
 
+def _ignored(model: Layer, name: str) -> bool:
+    return bool(_IGNORED.search(name)) or any(layer.ignores(name) for layer in model.layers())
+
+
 def _check_names(places: Places, names: list[str], checkpoint: Checkpoint) -> None:
     missing = sorted(places.keys() - set(names))
-    unexpected = sorted(name for name in set(names) - places.keys() if not _IGNORED.search(name))
+    unexpected = sorted(set(names) - places.keys())
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     problems = [
         f"{what}: {_some(found)}"

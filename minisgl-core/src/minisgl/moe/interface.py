@@ -1,9 +1,11 @@
 """What an MoE backend must offer, and what it is given."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from minisgl.kernel.jit import JitLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,7 @@ class MoeContext:
         intermediate_size: inner elements of one expert on this rank.
         activation: ``silu`` or ``gelu``: of the gate.
         max_num_tokens: most tokens of one launch.
+        jit: loads a backend's own CUDA sources.
     """
 
     device: torch.device
@@ -28,6 +31,7 @@ class MoeContext:
     intermediate_size: int
     activation: str
     max_num_tokens: int
+    jit: JitLoader = field(default_factory=JitLoader)
 
 
 class MoeBackend(ABC):

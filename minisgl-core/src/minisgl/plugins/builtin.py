@@ -1,6 +1,8 @@
 """Core's own reference backends, offered through the same hooks as anyone's."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,43 @@ def _load_onednn_linear() -> Callable[..., Any]:
     from minisgl.kernel import onednn
 
     return onednn.linear
+
+
+_TRITON_OPS = {
+    "rms_norm": "RMSNorm, a row at a time",
+    "add_rms_norm": "Residual sum and RMSNorm in one pass, in place",
+    "silu_and_mul": "SwiGLU in one pass",
+    "gelu_and_mul": "GeGLU in one pass",
+    "rope": "q/k norms and rotation in one kernel",
+    "store_kv": "K and V to their slots in one kernel",
+    "rope_store": "q/k norms, rotation and the store of K and V in one kernel",
+    "page_indices": "Index lists of paged kernels in one launch",
+    "apply_plan": "A packed plan into the rows' state, read on the device",
+    "advance_rows": "Every decode row's state into the model's inputs",
+    "sample_gumbel": "Greedy and Gumbel-max sampling straight from the logits",
+    "sample_filtered": "The same behind top-k, top-p and min-p, without sorting",
+}
+
+
+def _probe_triton(query: BackendQuery) -> Supported | Unsupported:
+    if query.device != "cuda":
+        return Unsupported(f"needs a CUDA device, the device is {query.device}")
+    found = query.compute_capability
+    if found is None or found < (8, 0):
+        version = "none" if found is None else f"{found[0]}.{found[1]}"
+        return Unsupported(f"needs compute capability 8.0, found {version}")
+    if query.dtype not in ("float32", "bfloat16", "float16"):
+        return Unsupported(f"needs float32, bfloat16 or float16, the model runs in {query.dtype}")
+    if find_spec("triton") is None:
+        return Unsupported("needs the package triton, which is not installed")
+    return Supported(prefill_rank=10, decode_rank=10)
+
+
+def _load_triton(op: str) -> Callable[..., Any]:
+    from minisgl.kernel import triton
+
+    function: Callable[..., Any] = getattr(triton, op)
+    return function
 
 
 def _create_attention(context: "AttentionContext", settings: NoSettings) -> "AttentionBackend":  # noqa: ARG001
@@ -116,7 +155,17 @@ def minisgl_ops() -> Iterable[OpRecord]:
             summary="Matrix products of 2 to 32 rows on a CPU, through torch's own oneDNN",
             probe=_probe_onednn,
             load=_load_onednn_linear,
-        )
+        ),
+        *(
+            OpRecord(
+                op=op,
+                name="triton",
+                summary=summary,
+                probe=_probe_triton,
+                load=partial(_load_triton, op),
+            )
+            for op, summary in _TRITON_OPS.items()
+        ),
     ]
 
 

@@ -1,11 +1,11 @@
 """Makes the query of backend selection from a model's configuration."""
 
-from minisgl.models.config import ModelConfig
+from minisgl.models.config import ModelConfig, ModelFacts
 from minisgl.plugins.records import BackendQuery
 
 
 def build_query(
-    config: ModelConfig,
+    config: ModelFacts,
     *,
     device: str,
     compute_capability: tuple[int, int] | None,
@@ -24,6 +24,7 @@ def build_query(
     q_heads, kv_heads = shard_heads(
         config.num_q_heads, config.num_kv_heads, rank=0, size=tensor_parallel_size
     )
+    moe = config.moe if isinstance(config, ModelConfig) else None
     return BackendQuery(
         device=device,
         compute_capability=compute_capability,
@@ -34,6 +35,7 @@ def build_query(
         num_kv_heads=len(kv_heads),
         head_dim=config.head_dim,
         sliding_window=any(window is not None for window in config.sliding_windows),
-        num_experts=config.moe.num_experts if config.moe is not None else 0,
+        logit_soft_cap=config.logit_soft_cap,
+        num_experts=moe.num_experts if moe is not None else 0,
         tensor_parallel_size=tensor_parallel_size,
     )

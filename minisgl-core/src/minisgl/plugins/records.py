@@ -159,7 +159,8 @@ class ModelRecord:
 
     Attributes:
         architectures: names as in ``config.json``, such as ``LlamaForCausalLM``.
-        config_reader: ``"module:function"``, from a transformers configuration to ``ModelConfig``.
+        config_reader: ``"module:function"``, from a transformers configuration to ``ModelConfig``,
+            or to another ``ModelFacts`` that ``model`` understands.
         model: ``"module:Class"``, a ``BaseLLMModel`` built as ``Class(config, context)``.
         summary: one line for listings.
     """

@@ -112,6 +112,7 @@ class PrefillManager:
     def chunks(self, budget: int) -> list[Chunk]:
         """Cut the next chunks, oldest admission first, within ``budget`` tokens and free pages.
 
+        Returned are those that end their prompts, then the others.
         A prompt whose pages do not suffice gets what is there, or waits.
         """
         table, cache = self._table, self._cache
@@ -128,6 +129,8 @@ class PrefillManager:
             num_available -= cache.pages_for(start + length) - int(table.num_pages[row])
             budget -= length
             chunks.append(Chunk(request, start, length, is_last=start + length == known))
+        # Those that get a token come first: nobody has to pick them out on the device.
+        chunks.sort(key=lambda chunk: not chunk.is_last)
         return chunks
 
     def _try_admit(self, request: RequestState, claimed: int) -> bool:

@@ -83,6 +83,11 @@ def serve(
     """
     if settings.model.path is None:
         raise SettingsError("no model is given; type --model PATH_OR_ID")
+    if settings.model.skip_tokenizer_init:
+        raise SettingsError(
+            "model.skip_tokenizer_init=True: the HTTP API takes and returns text, which needs the "
+            "tokenizer; leave that setting out"
+        )
     bound = bind_socket(settings.server.host, settings.server.port)
     with contextlib.closing(bound), _signals_unblocked_at_the_end():
         host = load_plugins(settings.plugins.disabled, settings.plugins.strict)

@@ -55,6 +55,11 @@ class ModelSettings(Section):
         min_length=1,
         description="Tokenizer: a folder, a .gguf file or a hub id; by default, the model's.",
     )
+    skip_tokenizer_init: bool = Field(
+        False,
+        description="Load no tokenizer: LLM then takes and returns token ids only, and serve"
+        " refuses to start.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Dtype of weights and activations; auto is float32 on a CPU, else the"
@@ -62,6 +67,11 @@ class ModelSettings(Section):
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
         "auto", description="Format of the checkpoint; dummy fills random weights from the seed."
+    )
+    implementation: Literal["auto", "plugin", "transformers"] = Field(
+        "auto",
+        description="What computes the model: a plugin, or transformers' own code (eagerly, on one"
+        " rank); auto takes the code only if no plugin offers the architecture.",
     )
     max_seq_len: int | None = Field(
         None, ge=1, description="Most tokens of one sequence; by default, what the model allows."
@@ -88,6 +98,14 @@ class EngineSettings(Section):
         description="Threads of torch on the CPU, for each rank; by default, torch's own choice,"
         " or the cores divided by the ranks.",
     )
+
+    cuda_graph_max_rows: int | None = Field(
+        None,
+        ge=0,
+        description="Most rows of a decode step that runs as one CUDA graph; 0 records none; by"
+        " default, as many as run at once.",
+    )
+    nvtx: bool = Field(False, description="Name the parts of a step for NVIDIA's profilers.")
 
     @field_validator("device")
     @classmethod

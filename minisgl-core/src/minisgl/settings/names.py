@@ -56,6 +56,7 @@ FLAT_NAMES: tuple[FlatName, ...] = (
     FlatName(name="tokenizer", setting="model.tokenizer", aliases=("tokenizer-path",)),
     FlatName(name="dtype", setting="model.dtype"),
     FlatName(name="load-format", setting="model.load_format"),
+    FlatName(name="model-implementation", setting="model.implementation", aliases=("model-impl",)),
     FlatName(
         name="max-seq-len",
         setting="model.max_seq_len",
@@ -69,6 +70,11 @@ FLAT_NAMES: tuple[FlatName, ...] = (
         aliases=("gpu-memory-utilization", "mem-fraction-static", "memory-ratio"),
     ),
     FlatName(name="seed", setting="engine.seed", aliases=("random-seed",)),
+    FlatName(
+        name="cuda-graph-max-rows",
+        setting="engine.cuda_graph_max_rows",
+        aliases=("cuda-graph-max-bs", "graph"),
+    ),
     FlatName(
         name="attention-backend", setting="attention.backend", aliases=("attn", "attn-backend")
     ),
@@ -109,7 +115,10 @@ FLAT_NAMES: tuple[FlatName, ...] = (
 
 SWITCHES: tuple[Switch, ...] = (
     Switch(name="strict-plugins", setting="plugins.strict", on=True, off=False),
+    Switch(name="skip-tokenizer-init", setting="model.skip_tokenizer_init", on=True, off=False),
     Switch(name="dummy-weight", setting="model.load_format", on="dummy", off="auto"),
+    Switch(name="disable-cuda-graph", setting="engine.cuda_graph_max_rows", on=0, off=None),
+    Switch(name="enforce-eager", setting="engine.cuda_graph_max_rows", on=0, off=None),
     Switch(name="disable-radix-cache", setting="cache.prefix", on="naive", off="radix"),
     Switch(
         name="enable-prefix-caching",

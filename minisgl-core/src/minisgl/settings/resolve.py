@@ -36,6 +36,21 @@ class ResolvedSettings:
         for name, source in self.sources.items():
             yield name, setting_value(self.settings, name), source
 
+    def with_defaults(self, values: Mapping[str, Any], source: str) -> "ResolvedSettings":
+        """Return settings in which ``values`` stand where nobody has given anything.
+
+        Args:
+            values: by dotted name.
+            source: who says so, for listings.
+        """
+        taken = {name: value for name, value in values.items() if self.sources[name] == DEFAULT}
+        sections = {}
+        for section, fresh in unflatten(taken).items():
+            before = getattr(self.settings, section)
+            sections[section] = type(before).model_validate(before.model_dump() | fresh)
+        settings = self.settings.model_copy(update=sections)
+        return ResolvedSettings(settings, {**self.sources, **dict.fromkeys(taken, source)})
+
 
 def setting_value(settings: Settings, name: str) -> Any:
     """Return the value of a dotted name."""

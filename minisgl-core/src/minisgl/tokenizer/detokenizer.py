@@ -113,7 +113,7 @@ class Detokenizer:
         ends = {uid: index for index, uid in enumerate(batch.finished_uids)}
         replies: list[TextReply | ErrorReply] = []
         stops: list[StopFound] = []
-        for uid, token_ids in _by_request(batch).items():
+        for uid, token_ids in tokens_by_request(batch).items():
             stream = self._streams.get(uid)
             if stream is None:
                 continue
@@ -154,16 +154,10 @@ class Detokenizer:
             self._stopped.discard(uid)
             return None
         stream = self._streams.pop(uid, None)
-        failure, reason = batch.failures[index], batch.finish_reasons[index]
-        if failure is not None or reason == FinishReason.ERROR:
-            failure = failure or Failure("the request failed in the scheduler")
-            return ErrorReply(
-                uid,
-                failure.message,
-                status=failure.status,
-                param=failure.param,
-                code=failure.code,
-            )
+        failed = error_of(batch, index)
+        if failed is not None:
+            return failed
+        reason = batch.finish_reasons[index]
         if stream is None:  # ended before its first token
             return TextReply(uid, "", finish_reason=reason)
         return _last_reply(stream, stream.flush(), reason, batch.num_cached_tokens[index])
@@ -182,7 +176,22 @@ def _last_reply(stream: _Stream, text: str, reason: str, num_cached_tokens: int)
     )
 
 
-def _by_request(batch: TokenBatch) -> Mapping[int, list[int]]:
+def error_of(batch: TokenBatch, index: int) -> ErrorReply | None:
+    """Return the reply to the finished request ``index`` of a batch, if it has failed."""
+    failure = batch.failures[index]
+    if failure is None and batch.finish_reasons[index] != FinishReason.ERROR:
+        return None
+    failure = failure or Failure("the request failed in the scheduler")
+    return ErrorReply(
+        batch.finished_uids[index],
+        failure.message,
+        status=failure.status,
+        param=failure.param,
+        code=failure.code,
+    )
+
+
+def tokens_by_request(batch: TokenBatch) -> Mapping[int, list[int]]:
     """Return each request's tokens of this step, in the batch's order."""
     uids = np.frombuffer(batch.uids, dtype="<i8").tolist()
     token_ids = np.frombuffer(batch.token_ids, dtype="<i4").tolist()

@@ -77,7 +77,7 @@ class PromptEncoder:
             return ids
         if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
             return self._encode_chat(prompt, template_kwargs or {}, add_generation_prompt)
-        return self._check_ids(prompt)
+        return check_token_ids(prompt, self._vocab_size)
 
     def render(
         self,
@@ -145,24 +145,33 @@ class PromptEncoder:
         )["input_ids"]
         return ids
 
-    def _check_ids(self, prompt: Any) -> list[int]:
-        """Return ``prompt`` if it is a list of usable token ids."""
-        if not isinstance(prompt, list | tuple):
+
+def check_token_ids(prompt: Any, vocab_size: int | None) -> list[int]:
+    """Return ``prompt`` if it is a list of usable token ids.
+
+    Args:
+        prompt: whatever was sent.
+        vocab_size: ids from here on are refused; ``None`` leaves that to the scheduler.
+
+    Raises:
+        RequestError: it is no list, it is empty, or it holds something else.
+    """
+    if not isinstance(prompt, list | tuple):
+        raise RequestError(
+            "prompt must be text, token ids or chat messages, "
+            f"got a value of type {type(prompt).__name__!r}",
+            param="prompt",
+        )
+    if not prompt:
+        raise RequestError("prompt must hold at least one token or message", param="prompt")
+    end = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
+    for token_id in prompt:
+        if type(token_id) is not int or not 0 <= token_id < end:
             raise RequestError(
-                "prompt must be text, token ids or chat messages, "
-                f"got a value of type {type(prompt).__name__!r}",
+                f"prompt must hold token ids from 0 to {end - 1}, got {token_id!r}",
                 param="prompt",
             )
-        if not prompt:
-            raise RequestError("prompt must hold at least one token or message", param="prompt")
-        end = MAX_TOKEN_ID + 1 if self._vocab_size is None else self._vocab_size
-        for token_id in prompt:
-            if type(token_id) is not int or not 0 <= token_id < end:
-                raise RequestError(
-                    f"prompt must hold token ids from 0 to {end - 1}, got {token_id!r}",
-                    param="prompt",
-                )
-        return list(prompt)
+    return list(prompt)
 
 
 def _checked_message(message: Any, index: int) -> dict[str, Any]:

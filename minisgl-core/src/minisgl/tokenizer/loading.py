@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _WAY_OUT = (
-    "name a folder that holds the original tokenizer: --tokenizer PATH (setting model.tokenizer)"
+    "name a folder that holds the original tokenizer: --tokenizer PATH (setting model.tokenizer); "
+    "LLM does without one if model.skip_tokenizer_init is set"
 )
 _CONTROL, _USER_DEFINED = 3, 4
 """Of ``tokenizer.ggml.token_type``: special tokens, and others that are matched as a whole."""
@@ -87,12 +88,19 @@ def load_tokenizer(path: Path) -> "PreTrainedTokenizerBase":
     if path.suffix == ".gguf":
         return _from_gguf(GGUFFile(path))
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever the tokenizer's parts do
         raise ModelLoadError(
             f"{path} holds no tokenizer that transformers can load ({_first_line(error)}); "
             f"{_WAY_OUT}"
         ) from error
+    if len(tokenizer) <= len(getattr(tokenizer, "added_tokens_decoder", ())):
+        # Of a folder with nothing but config.json transformers makes one of special tokens alone.
+        raise ModelLoadError(
+            f"{path} holds no tokenizer: transformers makes one of {len(tokenizer)} tokens of it, "
+            f"all of them special; {_WAY_OUT}"
+        )
+    return tokenizer
 
 
 def _from_gguf(file: GGUFFile) -> "PreTrainedTokenizerBase":

@@ -1,41 +1,39 @@
-"""``minisgl bench host``: measure production code and print a table, or JSON."""
+"""``minisgl bench host``: what a step costs the host, as a table or JSON."""
 
 import argparse
 import json
 import sys
 
+from minisgl.cli.bench.numbers import number, numbers
 from minisgl.cli.flags import add_settings_arguments
 from minisgl.errors import SettingsError
 from minisgl.settings import ResolvedSettings
+
+SUMMARY = "microseconds that a step costs the host, by part, with a null engine"
 
 _PARTS = ("receive", "choose", "stage", "commit", "send")
 _COLUMNS = ("steps", "tokens", *_PARTS, "cpu", "mean", "p50", "p99")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the benchmarks and their flags."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="host")
-    text = "microseconds that a step costs the host, by part, with a null engine"
-    host = actions.add_parser(
-        "host", help=text, description=f"{text.capitalize()}.", allow_abbrev=False
-    )
-    host.add_argument(
-        "--rows", type=_numbers, default=(1, 32, 256, 1024), metavar="N,...",
+    """Add the flags."""
+    parser.add_argument(
+        "--rows", type=numbers, default=(1, 32, 256, 1024), metavar="N,...",
         help="requests at once (default: 1,32,256,1024)",
     )  # fmt: skip
-    host.add_argument(
+    parser.add_argument(
         "--page-sizes", type=_page_sizes, default=(16, 1), metavar="N,...",
         help="tokens a page (default: 16,1)",
     )  # fmt: skip
-    host.add_argument(
-        "--steps", type=_number, default=2000, metavar="N",
+    parser.add_argument(
+        "--steps", type=number, default=2000, metavar="N",
         help="decode steps to measure for each (default: 2000); 100000 shows growth of memory",
     )  # fmt: skip
-    host.add_argument("--json", action="store_true", help="as JSON")
-    host.add_argument(
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
         "--profile", action="store_true", help="print where the time goes, function by function"
     )
-    add_settings_arguments(host, only=("log.level",))
+    add_settings_arguments(parser, only=("log.level",))
 
 
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:  # noqa: ARG001
@@ -99,18 +97,8 @@ def _profile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _number(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise SettingsError(f"a number of at least 1 is needed, got {text!r}")
-    return int(text)
-
-
 def _page_sizes(text: str) -> tuple[int, ...]:
-    sizes = _numbers(text)
+    sizes = numbers(text)
     if max(sizes) > 256:
         raise SettingsError(f"--page-sizes: a page has at most 256 tokens, got {max(sizes)}")
     return sizes
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_number(part) for part in text.split(","))

@@ -1,0 +1,207 @@
+"""The tables of RESULTS.md, made from the records in ``results`` and from ``rivals.json``.
+
+``python benchmarks/results_table.py`` rewrites the document; a test compares the two.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+HERE: Final = Path(__file__).parent
+DOCUMENT: Final = HERE / "RESULTS.md"
+BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
+CARD: Final = "H200"
+"""Only runs on this card are compared with the others' figures."""
+
+Record = Mapping[str, Any]
+
+
+def read_records(folder: Path) -> dict[str, Record]:
+    """Return every record of a folder by its file's name, oldest first."""
+    records = {
+        file.name: json.loads(file.read_text(encoding="utf-8"))
+        for file in sorted(folder.glob("*.json"))
+    }
+    return dict(sorted(records.items(), key=lambda item: str(item[1]["date"])))
+
+
+def render(records: Mapping[str, Record], rivals: Mapping[str, Any]) -> str:
+    """Return all tables as Markdown."""
+    parts = []
+    if not records:
+        parts.append("Nothing of minisgl has been measured yet.\n")
+    parts.append(_comparison(list(records.values()), rivals))
+    offline = {name: one for name, one in records.items() if one["benchmark"] == "offline"}
+    if offline:
+        parts += ["## Runs\n", _runs(offline)]
+    for name, record in records.items():
+        if record["benchmark"] == "kernels":
+            parts.append(_kernels(name, record))
+    return "\n".join(parts)
+
+
+def with_tables(document: str, tables: str) -> str:
+    """Return the document with its tables replaced."""
+    head, _, rest = document.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n{tables}\n{END}{tail}"
+
+
+def check_record(record: Record) -> None:
+    """Recompute what a record says about itself from its rounds.
+
+    Raises:
+        ValueError: a figure does not follow from the others.
+    """
+    if record["benchmark"] != "offline":
+        return
+    rates = []
+    for one in record["rounds"]:
+        rate = one["num_output_tokens"] / one["seconds"]
+        _expect(one["tokens_per_second"], rate, f"seed {one['seed']}")
+        if one["counts"]:
+            rates.append(rate)
+    _expect(record["tokens_per_second"], median(rates), "the median")
+
+
+def _expect(found: float, computed: float, what: str) -> None:
+    if abs(found - computed) > 1e-6 * computed:
+        raise ValueError(f"{what}: the record says {found}, its rounds give {computed}")
+
+
+def _comparison(records: Sequence[Record], rivals: Mapping[str, Any]) -> str:
+    systems = rivals["systems"]
+    heads = [f"{name} {version}" for name, version in systems.items()]
+    lines = [["what", "unit", *heads, "floor", "must", "reach", "minisgl", "median", "verdict"]]
+    for row in rivals["rows"]:
+        ours, figure = _ours(row, records)
+        theirs = [_numbers(row["systems"].get(name, ())) for name in systems]
+        wanted = [_numbers(row["floor"]), _number(row["must"]), _number(row["reach"])]
+        shown = "-" if figure is None else _number(figure)
+        found = [_numbers(ours), shown, _verdict(row, figure)]
+        lines.append([row["title"], row["unit"], *theirs, *wanted, *found])
+    note = (
+        f"The other systems were measured on {rivals['measured_on']}. Two numbers are those of "
+        "seeds 1 and 2; `must` and `reach` are for the median.\n"
+    )
+    return f"{note}\n{_table(lines)}"
+
+
+def _ours(row: Mapping[str, Any], records: Sequence[Record]) -> tuple[list[float], float | None]:
+    """Return our numbers for a row, one a seed if it has them, and the one that is judged."""
+    kind: str = row["kind"]
+    fitting = [one for one in records if _fits(one, row)]
+    if not fitting:
+        return [], None
+    latest = fitting[-1]
+    if kind == "startup":
+        ready: float = latest["startup"]["process_to_ready_s"]
+        return [], ready
+    if kind == "idle":
+        idle: float = latest["profile"]["trace"]["idle_median_us"]
+        return [], idle
+    counted = [one for one in latest["rounds"] if one["counts"]]
+    return [one["tokens_per_second"] for one in counted], latest["tokens_per_second"]
+
+
+def _fits(record: Record, row: Mapping[str, Any]) -> bool:
+    """Return whether a record has a figure for a row."""
+    if record["benchmark"] != "offline" or CARD not in record["device"]["name"]:
+        return False
+    if (record["model"], record["preset"]) != (row["model"], row["preset"]):
+        return False
+    if row["kind"] == "startup":
+        return record["startup"]["process_to_ready_s"] is not None
+    if row["kind"] == "idle":
+        profile = record["profile"]
+        # All requests must still run: the row says how many.
+        return (
+            profile is not None
+            and profile["trace"]["idle_median_us"] is not None
+            and profile["num_running"] == record["workload"]["num_prompts"]
+        )
+    return True
+
+
+def _verdict(row: Mapping[str, Any], figure: float | None) -> str:
+    if figure is None:
+        return "not measured"
+    higher_is_better = row["kind"] == "speed"
+    for name in ("reach", "must"):
+        if figure >= row[name] if higher_is_better else figure <= row[name]:
+            return "reached" if name == "reach" else "must holds"
+    return "misses must"
+
+
+def _runs(records: Mapping[str, Record]) -> str:
+    lines = [["file", "date", "device", "commit", "command", "tok/s by seed", "median", "ready, s"]]
+    for name, record in records.items():
+        by_seed = ", ".join(
+            f"{one['seed']}: {_number(one['tokens_per_second'])}" for one in record["rounds"]
+        )
+        ready = record["startup"]["process_to_ready_s"]
+        lines.append(
+            [
+                f"[{name}](results/{name})",
+                record["date"][:10],
+                record["device"]["name"],
+                str(record["commit"])[:12],
+                f"`{record['command']}`",
+                by_seed,
+                _number(record["tokens_per_second"]),
+                "-" if ready is None else f"{ready:.1f}",
+            ]
+        )
+    return _table(lines)
+
+
+def _kernels(name: str, record: Record) -> str:
+    ceilings = record["ceilings"]
+    lines = [["case", "by", "us", "GB/s", "TFLOP/s", "of the most"]]
+    for one in (*record["attention"], *record["ops"]):
+        cells = [one["case"], one["implementation"]]
+        if one["us"] is None:
+            lines.append([*cells, "-", "-", "-", one["reason"]])
+            continue
+        moved = _number(one["rate"] / 1e9) if one["kind"] == "bytes" else "-"
+        computed = _number(one["rate"] / 1e12) if one["kind"] == "flops" else "-"
+        lines.append([*cells, f"{one['us']:.1f}", moved, computed, f"{one['fraction']:.0%}"])
+    return (
+        f"## Kernels on {record['device']['name']}, commit {str(record['commit'])[:12]}\n\n"
+        f"[{name}](results/{name}): `{record['command']}`. The device reads "
+        f"{_number(ceilings['read_bytes_per_s'] / 1e9)} GB/s (a sum) and computes "
+        f"{_number(ceilings['flops_per_s'] / 1e12)} TFLOP/s (a matrix product).\n\n{_table(lines)}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def _numbers(values: Iterable[float | None]) -> str:
+    """Write ``20,980 / 21,120``; what is missing is a dash."""
+    return " / ".join("-" if value is None else _number(value) for value in values) or "-"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *rows = [
+        [re.sub(r"\s+", " ", cell).replace("|", "\\|") for cell in line] for line in lines
+    ]
+    rule = ["---"] * len(head)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *rows))
+
+
+def main() -> None:
+    records = read_records(HERE / "results")
+    for record in records.values():
+        check_record(record)
+    rivals = json.loads((HERE / "rivals.json").read_text(encoding="utf-8"))
+    text = with_tables(DOCUMENT.read_text(encoding="utf-8"), render(records, rivals))
+    DOCUMENT.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Attention for minisgl on NVIDIA GPUs, through FlashInfer's paged kernels."""

@@ -1,0 +1,173 @@
+"""How long a call takes on a device, and what the device can do at most."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, Literal
+
+import torch
+
+Call = Callable[[], object]
+Clock = Literal["graph", "events", "clock"]
+
+_REPEATS: Final = 5
+"""Measurements, of which the median counts."""
+
+SHORTEST_S: Final = 0.01
+"""A measurement runs the calls again and again for at least so long."""
+
+_GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time of one call.
+
+    Attributes:
+        seconds: median over the measurements.
+        clock: ``graph`` (CUDA events around replays of a graph), ``events`` (around a loop of
+            launches, which counts gaps that the host leaves), or ``clock`` (of the host).
+    """
+
+    seconds: float
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """What a device reaches with nothing else to do: what kernels are compared with.
+
+    Attributes:
+        read_bytes_per_s: memory read by a sum over a large buffer.
+        flops_per_s: floating-point operations of a large matrix product.
+    """
+
+    read_bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is measured on.
+
+    Attributes:
+        device, dtype: where, and in what.
+        ceilings: of the device.
+        shortest_s: least seconds of a measurement.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    ceilings: Ceilings
+    shortest_s: float
+
+
+def time_calls(
+    calls: Sequence[Call],
+    device: torch.device,
+    *,
+    graph: bool,
+    shortest_s: float = SHORTEST_S,
+) -> Timing:
+    """Return the time of one of ``calls``, which do the same on different data.
+
+    Args:
+        calls: run one after the other; together they should touch much more than the caches hold.
+        device: where they run.
+        graph: capture them all in one CUDA graph and time its replays, on a GPU.
+        shortest_s: least seconds of a measurement.
+    """
+    if device.type != "cuda":
+        return Timing(_time_loop(calls, time.perf_counter, shortest_s), "clock")
+    if not graph:
+        return Timing(_time_on_gpu(lambda: _run(calls), shortest_s) / len(calls), "events")
+    return Timing(_time_on_gpu(_capture(calls), shortest_s) / len(calls), "graph")
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype, *, size: float = 1.0) -> Ceilings:
+    """Measure what the device reaches.
+
+    Args:
+        device: 8 GiB and products of 8192 are for a GPU; a CPU gets 0.5 GiB and 2048.
+        dtype: of the product.
+        size: shrink both, to have an answer quickly.
+    """
+    gib, order = (8.0, 8192) if device.type == "cuda" else (0.5, 2048)
+    if device.type == "cuda":
+        gib = min(gib, torch.cuda.mem_get_info(device)[0] / _GIB / 2)
+    order = max(64, int(order * size) // 64 * 64)
+    # All ones: a sum of anything needs the same time, and nothing overflows.
+    buffer = torch.ones(int(gib * size * _GIB) // 4, dtype=torch.float32, device=device)
+    read = time_calls([buffer.sum], device, graph=False)
+    num_bytes = buffer.nbytes
+    del buffer
+    a, b = (torch.randn(order, order, dtype=dtype, device=device) for _ in range(2))
+    product = time_calls([lambda: torch.matmul(a, b)], device, graph=False)
+    return Ceilings(
+        read_bytes_per_s=num_bytes / read.seconds, flops_per_s=2 * order**3 / product.seconds
+    )
+
+
+def num_copies(bytes_each: int, device: torch.device, *, most: int = 128) -> int:
+    """Return how many inputs of a size are needed so that none is still in a cache at its turn.
+
+    At least 2, at most ``most``: inputs so small that even those fit into the cache are in the
+    cache of a real model too, where another kernel has just written them.
+    """
+    cache = 64 * 2**20
+    if device.type == "cuda":
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(2, min(most, -(-4 * cache // max(1, bytes_each))))
+
+
+def _run(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _time_loop(calls: Sequence[Call], clock: Callable[[], float], shortest_s: float) -> float:
+    """Return the seconds of one call by the host's clock."""
+    _run(calls)
+    times = []
+    for _ in range(_REPEATS):
+        rounds, began = 0, clock()
+        while not rounds or clock() - began < shortest_s:
+            _run(calls)
+            rounds += 1
+        times.append((clock() - began) / rounds / len(calls))
+    return median(times)
+
+
+def _capture(calls: Sequence[Call]) -> Call:
+    """Return what replays the calls as one CUDA graph."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):  # what compiles or allocates does so before the capture
+            _run(calls)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _run(calls)
+    return graph.replay
+
+
+def _time_on_gpu(run: Call, shortest_s: float) -> float:
+    """Return the seconds of one run, by CUDA events around as many as fill ``shortest_s``."""
+    _events(run, 2)
+    once = _events(run, 1)
+    rounds = max(1, int(shortest_s / max(once, 1e-7)))
+    return median(_events(run, rounds) for _ in range(_REPEATS))
+
+
+def _events(run: Call, rounds: int) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(rounds):
+        run()
+    end.record()
+    end.synchronize()
+    milliseconds: float = begin.elapsed_time(end)
+    return milliseconds / 1e3 / rounds

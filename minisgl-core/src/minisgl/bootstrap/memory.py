@@ -1,0 +1,156 @@
+"""What fits onto the device: everything but the KV pool is run once and measured, the rest is pool.
+
+On a GPU the largest prefill and the largest decode graph run before the pool is sized, over two
+pages: so activations, workspaces of backends and the memory of graphs are known, not guessed.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from minisgl.distributed.communicator import Communicator
+from minisgl.engine.engine import Engine
+from minisgl.engine.graph_runner import GraphRunner, graph_sizes
+from minisgl.engine.info import EngineInfo
+from minisgl.engine.memory_plan import MemoryPlan, Needs, measure, plan_memory
+from minisgl.errors import DoesNotFitError
+from minisgl.kernel import rows
+from minisgl.kvcache.interface import KVCachePool
+from minisgl.layers.context import BuildContext
+from minisgl.models.interface import BaseLLMModel
+from minisgl.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def plan_pool(
+    settings: Settings,
+    model: BaseLLMModel,
+    pool: KVCachePool,
+    communicator: Communicator,
+    *,
+    max_seq_len: int,
+    needs: Needs,
+) -> MemoryPlan:
+    """Decide how many pages the pool gets; all ranks agree on the smallest number.
+
+    Args:
+        settings: everything.
+        model: loaded.
+        pool: not yet sized.
+        communicator: of this rank.
+        max_seq_len: most tokens of one sequence.
+        needs: what steps take besides the pool.
+
+    Raises:
+        DoesNotFitError: there is no room, or not for one sequence of ``model.max_seq_len``.
+    """
+    spec, on_cpu = pool.spec, pool.spec.device.type == "cpu"
+    # Nobody measures what is free while another rank still loads.
+    smallest(communicator, 0)
+    plan = plan_memory(
+        measure(spec.device),
+        fraction=settings.engine.memory_fraction,
+        weights=sum(weight.tensor.nbytes for weight in model.weights()),
+        needs=needs,
+        bytes_per_page=type(pool).bytes_per_page(spec),
+        page_size=spec.page_size,
+        num_pages=settings.cache.num_pages,
+        max_useful_tokens=max_seq_len * settings.scheduler.max_running_requests,
+        in_main_memory=on_cpu,
+        num_sharers=communicator.size if on_cpu else 1,
+    )
+    plan = replace(plan, num_pages=smallest(communicator, plan.num_pages))
+    wanted = settings.model.max_seq_len
+    if wanted is not None and plan.num_pages * spec.page_size + 1 < wanted:
+        raise DoesNotFitError(
+            f"model.max_seq_len={wanted} needs {-(-wanted // spec.page_size)} pages, but the KV "
+            f"pool has {plan.num_pages} of {spec.page_size} tokens; lower model.max_seq_len, or "
+            "raise cache.num_pages or engine.memory_fraction"
+        )
+    return plan
+
+
+def smallest(communicator: Communicator, number: int) -> int:
+    """Return the smallest of the ranks' numbers, once all of them are here."""
+    return int(communicator.all_gather(torch.tensor([number]), dim=0).min())
+
+
+@contextlib.contextmanager
+def rehearsed(
+    settings: Settings, model: BaseLLMModel, context: BuildContext, info: EngineInfo
+) -> Iterator[Needs]:
+    """Run the largest steps over a pool of two pages; yields what they take besides weights.
+
+    What stays allocated between steps (row state, workspaces, the graphs' memory) is held while the
+    caller measures the device; what a step only takes for a while is in the result.
+
+    Args:
+        settings: everything.
+        model: loaded.
+        context: the model's surroundings.
+        info: the engine's facts, as far as they are known.
+
+    Raises:
+        DoesNotFitError: a step of the allowed size runs out of memory.
+    """
+    if context.device.type == "cpu":
+        yield Needs()
+        return
+    try:
+        context.kv_pool.allocate(2)
+        engine = Engine(model, context.attention, info, context.device, context.ops)
+        torch.cuda.reset_peak_memory_stats(context.device)
+        before = torch.cuda.memory_allocated(context.device)
+        engine.warm_up(settings.scheduler.max_prefill_tokens)
+        activations = torch.cuda.max_memory_allocated(context.device) - before
+        torch.cuda.empty_cache()
+        free = measure(context.device).free
+        runner = make_runner(settings, model, context, engine)
+        if runner is not None:
+            with torch.inference_mode(), engine.on_stream():
+                runner.record_largest()
+            torch.cuda.synchronize(context.device)
+            torch.cuda.empty_cache()
+    except torch.OutOfMemoryError as error:
+        raise DoesNotFitError(
+            f"a step of scheduler.max_prefill_tokens={settings.scheduler.max_prefill_tokens} "
+            f"tokens and scheduler.max_running_requests={info.max_running_requests} requests needs "
+            f"more memory than the weights leave on {context.device}; lower one of them, or "
+            f"engine.cuda_graph_max_rows ({error})"
+        ) from error
+    yield Needs(activations=activations, graphs=free - measure(context.device).free)
+    if runner is not None:
+        runner.forget()
+    del engine, runner
+    torch.cuda.empty_cache()
+
+
+def make_runner(
+    settings: Settings, model: BaseLLMModel, context: BuildContext, engine: Engine
+) -> GraphRunner | None:
+    """Return what records this engine's decode graphs, or ``None`` if nothing can or should."""
+    wanted = settings.engine.cuda_graph_max_rows
+    max_rows = engine.info.max_running_requests
+    max_rows = max_rows if wanted is None else min(wanted, max_rows)
+    if context.device.type != "cuda" or not max_rows:
+        return None
+    reason = _no_graphs(model, context)
+    if reason is not None:
+        logger.warning("decode runs without CUDA graphs, which is slower: %s", reason)
+        return None
+    return GraphRunner(model, context.attention, engine.state, graph_sizes(max_rows))
+
+
+def _no_graphs(model: BaseLLMModel, context: BuildContext) -> str | None:
+    """Return why decode cannot be recorded, or ``None``."""
+    if not model.supports_cuda_graphs:
+        return f"{type(model).__name__} runs eagerly"
+    if context.attention.cuda_graphs is None:
+        return "the attention backend takes no part in them"
+    if context.ops.apply_plan is rows.apply_plan:
+        return "the operations at the head of a graph need Triton"
+    return None

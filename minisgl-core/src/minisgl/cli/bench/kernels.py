@@ -1,0 +1,139 @@
+"""``minisgl bench kernels``: attention and operations beside what the device can do."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisgl.cli.bench.numbers import numbers
+from minisgl.cli.bench.output import check_writable, write_json
+from minisgl.cli.flags import add_settings_arguments
+from minisgl.errors import SettingsError
+from minisgl.settings import ResolvedSettings
+
+if TYPE_CHECKING:
+    from minisgl.benchmark.kernels import Measured
+    from minisgl.benchmark.timing import Ceilings
+
+SUMMARY = "attention backends and operations at given shapes, and the share of what the device can"
+
+_DEFAULT_MODEL = "Qwen3-0.6B"
+_QUICK = 0.1
+"""``--quick`` measures so much shorter, and the ceilings with so much smaller inputs."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what is measured, and the settings that matter to it."""
+    parser.add_argument(
+        "--only", choices=("attention", "ops"), help="measure only one of the two (default: both)"
+    )
+    parser.add_argument(
+        "--backends", type=_words, metavar="NAME,...", help="attention backends (default: all)"
+    )
+    parser.add_argument(
+        "--cases", type=_words, metavar="CASE,...",
+        help="attention cases: names, such as decode-256 or prefill-8k, or a shape of your own, "
+        "such as decode:256x450-1350:16/8x128:p16 (rows x tokens, query/KV heads x head dim, page "
+        "size); by default all, or the small ones on a CPU",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rows", type=numbers, default=(1, 64, 256, 8192), metavar="N,...",
+        help="rows of the operations (default: 1,64,256,8192)",
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="less exact, in a tenth of the time")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write everything there")
+    parser.add_argument(
+        "--commit", metavar="HASH", help="commit to note, where the code runs outside its checkout"
+    )
+    add_settings_arguments(
+        parser,
+        only=(
+            "model.path", "model.dtype", "engine.device", "engine.num_threads", "plugins.disabled",
+            "log.level",
+        ),
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
+    """Measure the ceilings, then each case, and print it as it comes."""
+    check_writable("--json", args.json)
+    import torch
+
+    from minisgl.benchmark.attention_cases import default_cases, parse_case
+    from minisgl.benchmark.environment import changed_settings, describe_environment
+    from minisgl.benchmark.kernels import Measured, bench_attention, bench_ops
+    from minisgl.benchmark.op_cases import model_shape, op_cases
+    from minisgl.benchmark.timing import SHORTEST_S, Target, measure_ceilings
+    from minisgl.bootstrap import load_host, resolve_device, resolve_dtype
+
+    settings = resolved.settings
+    device = resolve_device(settings.engine.device)
+    dtype = resolve_dtype(settings.model.dtype, "bfloat16", device)
+    if settings.engine.num_threads is not None:
+        torch.set_num_threads(settings.engine.num_threads)
+    shape = model_shape(settings.model.path or _DEFAULT_MODEL)
+    cases = [parse_case(text) for text in args.cases or default_cases(device)]
+    host = load_host(settings)
+    environment = describe_environment(args.command_line, args.commit, settings.engine.device)
+    ceilings = measure_ceilings(device, dtype, size=_QUICK if args.quick else 1.0)
+    _print_head(environment["device"]["name"], str(dtype), ceilings)
+    target = Target(
+        device=device,
+        dtype=dtype,
+        ceilings=ceilings,
+        shortest_s=SHORTEST_S * (_QUICK if args.quick else 1.0),
+    )
+    found: dict[str, list[Measured]] = {"attention": [], "ops": []}
+    if args.only != "ops":
+        for line in bench_attention(cases, args.backends, host, settings, target):
+            found["attention"].append(line)
+            _print(line)
+    if args.only != "attention":
+        print(f"operations at the shapes of {shape.name}, rows after the colon")
+        query = shape.query(device, dtype)
+        lines = op_cases(shape, args.rows, device, dtype)
+        for line in bench_ops(lines, host, query, target):
+            found["ops"].append(line)
+            _print(line)
+    record = {
+        "benchmark": "kernels",
+        "model": shape.name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "settings": changed_settings(resolved),
+        **environment,
+        "ceilings": {
+            "read_bytes_per_s": ceilings.read_bytes_per_s,
+            "flops_per_s": ceilings.flops_per_s,
+        },
+        **{kind: [line.as_dict() for line in lines] for kind, lines in found.items()},
+    }
+    write_json(args.json, record)
+    return 0
+
+
+def _print_head(device: str, dtype: str, ceilings: "Ceilings") -> None:
+    print(
+        f"{device}: reads {ceilings.read_bytes_per_s / 1e9:.0f} GB/s (a sum), "
+        f"{ceilings.flops_per_s / 1e12:.2f} TFLOP/s (a matrix product in {dtype[6:]})"
+    )
+    columns = f"{'us':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of most':>9}"
+    print(f"{'case':<36}{'by':<16}{columns}  clock", flush=True)
+
+
+def _print(line: "Measured") -> None:
+    title = f"{line.case:<36}{line.implementation:<16}"
+    if line.us is None or line.rate is None or line.fraction is None:
+        print(f"{title}{'-':>10}  {line.reason}", flush=True)
+        return
+    moved = f"{line.rate / 1e9:.1f}" if line.kind == "bytes" else ""
+    computed = f"{line.rate / 1e12:.3f}" if line.kind == "flops" else ""
+    print(
+        f"{title}{line.us:>10.1f}{moved:>9}{computed:>9}{line.fraction:>9.0%}  {line.clock}",
+        flush=True,
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise SettingsError(f"a list of names is needed, such as a,b, got {text!r}")
+    return words

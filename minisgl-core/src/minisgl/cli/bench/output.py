@@ -1,0 +1,25 @@
+"""Where the results of a benchmark go besides the terminal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from minisgl.errors import SettingsError
+
+
+def check_writable(flag: str, path: Path | None) -> None:
+    """Refuse a path that could not be written to, before anything is measured.
+
+    Raises:
+        SettingsError: it lies in no folder, or is one.
+    """
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise SettingsError(f"{flag} {str(path)!r} must be a file in a folder that exists")
+
+
+def write_json(path: Path | None, record: dict[str, Any]) -> None:
+    """Write a record, if a path was given."""
+    if path is not None:
+        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

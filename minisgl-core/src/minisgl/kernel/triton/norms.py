@@ -1,0 +1,95 @@
+"""RMSNorm, alone and with the residual sum: a row is read once and stays in registers.
+
+Compiled per dtype, width, number of heads and distance of heads.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from minisgl.kernel.triton.launch import factors
+
+_TILE = 1024
+"""Elements of a program that takes several narrow rows."""
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Norm over the last dimension of ``x`` ``[T, n]`` or ``[T, heads, n]``; see ``RmsNorm``."""
+    if x.stride(-1) != 1 or x.dim() not in (2, 3):
+        shape = x.shape
+        return rms_norm(x.reshape(-1, shape[-1]).contiguous(), weight, eps).view(shape)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    width = x.shape[-1]
+    heads, head_stride = (1, 0) if x.dim() == 2 else (x.shape[1], x.stride(1))
+    rows = x.shape[0] * heads
+    block = triton.next_power_of_2(width)
+    tile_rows = max(1, _TILE // block)
+    _rms_norm_kernel[(-(-rows // tile_rows),)](
+        x, weight, out, eps, rows, *factors(x.stride(0)), heads, head_stride, width,
+        tile_rows, block,
+        num_warps=_num_warps(tile_rows * block),
+    )  # fmt: skip
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write the sum into ``residual`` and its norm into ``x``, each ``[T, n]``; returns both."""
+    if x.stride(-1) != 1 or residual.stride(-1) != 1 or x.dim() != 2:
+        shape = x.shape
+        flat = x.reshape(-1, shape[-1]).contiguous()
+        normed, total = add_rms_norm(flat, residual.reshape(flat.shape).contiguous(), weight, eps)
+        return normed.view(shape), total.view(shape)
+    width = x.shape[1]
+    block = triton.next_power_of_2(width)
+    _add_rms_norm_kernel[(x.shape[0],)](
+        x, residual, weight, eps, *factors(x.stride(0)), *factors(residual.stride(0)), width, block,
+        num_warps=_num_warps(block),
+    )  # fmt: skip
+    return x, residual
+
+
+def _num_warps(elements: int) -> int:
+    """Eight elements a thread: with 16-bit ones that is one load of 16 bytes."""
+    return min(max(elements // 256, 1), 32)
+
+
+@triton.jit(do_not_specialize=["num_rows", "row_stride"])
+def _rms_norm_kernel(
+    x_ptr, weight_ptr, out_ptr, eps, num_rows,
+    row_stride, FACTOR: tl.constexpr, HEADS: tl.constexpr, HEAD_STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = columns < WIDTH if TILE_ROWS == 1 else (columns < WIDTH) & (rows < num_rows)
+    starts = (rows // HEADS) * row_stride * FACTOR + (rows % HEADS) * HEAD_STRIDE
+    x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=columns < WIDTH, other=0.0)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / WIDTH + eps)
+    # Rounded before the weight, as the reference does.
+    normed = (x * scale).to(out_ptr.dtype.element_ty).to(tl.float32) * weight.to(tl.float32)
+    tl.store(out_ptr + rows * WIDTH + columns, normed.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["x_stride", "residual_stride"])
+def _add_rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, eps,
+    x_stride, X_FACTOR: tl.constexpr, residual_stride, RESIDUAL_FACTOR: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < WIDTH
+    x_ptrs = x_ptr + row * x_stride * X_FACTOR + columns
+    residual_ptrs = residual_ptr + row * residual_stride * RESIDUAL_FACTOR + columns
+    x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    total = (x + residual).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptrs, total, mask=mask)
+    rounded = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(rounded * rounded, axis=0) / WIDTH + eps)
+    normed = (rounded * scale).to(x_ptr.dtype.element_ty).to(tl.float32) * weight
+    tl.store(x_ptrs, normed.to(x_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,8 @@
+"""Which architectures transformers has; imports none of its modelling code, which takes a second."""
+
+
+def known_architectures() -> frozenset[str]:
+    """Return the names of all causal language models of transformers."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())

@@ -1,0 +1,85 @@
+"""What stands in for a tokenizer where there is none: prompts and answers are token ids.
+
+The two classes have the methods of ``PromptEncoder`` and ``Detokenizer`` that a session calls.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from minisgl.errors import RequestError
+from minisgl.message import ErrorReply, StopFound, TextReply, TokenBatch
+from minisgl.tokenizer.detokenizer import error_of, tokens_by_request
+from minisgl.tokenizer.encoding import check_token_ids
+
+NO_TOKENIZER: Final = "there is no tokenizer (model.skip_tokenizer_init=True)"
+
+
+class TokenIdEncoder:
+    """Takes prompts that are token ids already.
+
+    Args:
+        vocab_size: of the model; ids from here on are refused.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def encode(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the ids of ``prompt``, checked.
+
+        Raises:
+            RequestError: it is text or chat messages, or not all of its ids are usable.
+        """
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
+            raise RequestError(
+                f"prompt must be a list of token ids: {NO_TOKENIZER}", param="prompt"
+            )
+        return check_token_ids(prompt, self._vocab_size)
+
+
+class TokenIdStreams:
+    """Hands on the tokens of all running requests, each as it comes, with empty text."""
+
+    def __init__(self) -> None:
+        self._num_prompt: dict[int, int] = {}
+        self._num_tokens: dict[int, int] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Requests that some state is kept for."""
+        return len(self._num_tokens)
+
+    def process(self, batch: TokenBatch) -> tuple[list[TextReply | ErrorReply], list[StopFound]]:
+        """Return the replies of one step; nothing here ever stops a request."""
+        num_tokens = self._num_tokens
+        for start in batch.started:
+            self._num_prompt[start.uid] = start.num_prompt_tokens
+            num_tokens[start.uid] = 0
+        new = tokens_by_request(batch)
+        for uid, token_ids in new.items():
+            num_tokens[uid] += len(token_ids)
+        ends = set(batch.finished_uids)
+        replies: list[TextReply | ErrorReply] = [
+            TextReply(uid, "", token_ids) for uid, token_ids in new.items() if uid not in ends
+        ]
+        replies += [
+            self._last_reply(batch, index, new.get(uid, []))
+            for index, uid in enumerate(batch.finished_uids)
+        ]
+        return replies, []
+
+    def _last_reply(
+        self, batch: TokenBatch, index: int, token_ids: list[int]
+    ) -> TextReply | ErrorReply:
+        """Return the terminal event of a request, with the totals."""
+        uid = batch.finished_uids[index]
+        num_prompt, num_tokens = self._num_prompt.pop(uid, 0), self._num_tokens.pop(uid, 0)
+        return error_of(batch, index) or TextReply(
+            uid,
+            "",
+            token_ids,
+            finish_reason=batch.finish_reasons[index],
+            num_prompt_tokens=num_prompt,
+            num_completion_tokens=num_tokens,
+            num_cached_tokens=batch.num_cached_tokens[index],
+        )

@@ -1,0 +1,94 @@
+"""Configurations of published models: what our reader makes of each, and how many parameters."""
+
+import json
+
+import pytest
+
+from minisgl.benchmark.published import CONFIGS, write_config
+from minisgl.cli import main
+from minisgl.errors import SettingsError
+from minisgl.models.checkpoint import open_checkpoint
+from minisgl.plugins.host import load_plugins
+from minisgl.plugins.lazy import load_object
+
+BILLIONS = {
+    "Qwen3-0.6B": 0.596,
+    "Qwen3-1.7B": 1.721,
+    "Qwen3-4B": 4.022,
+    "Qwen3-8B": 8.191,
+    "Qwen3-14B": 14.768,
+    "Qwen3-32B": 32.762,
+    "Qwen3-30B-A3B": 30.532,
+    "Llama-3.1-8B": 8.030,
+    "Llama-3.2-1B": 1.236,
+}
+"""Parameters, as the publishers state them, a tied head counted once."""
+
+
+def read(folder):
+    checkpoint = open_checkpoint(folder, "dummy")
+    record = load_plugins().model_for(checkpoint.architectures)
+    return load_object(record.config_reader)(checkpoint.hf_config), checkpoint
+
+
+def num_parameters(config):
+    """Count the weights of a decoder from its configuration alone."""
+    hidden, head_dim = config.hidden_size, config.head_dim
+    attention = 2 * hidden * head_dim * (config.num_q_heads + config.num_kv_heads)
+    norms = 2 * hidden + (2 * head_dim if config.qk_norm else 0)
+    mlp = 3 * hidden * config.intermediate_size
+    if config.moe is not None:
+        experts = config.moe.num_experts
+        mlp = experts * (3 * hidden * config.moe.intermediate_size + hidden)
+    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    return config.num_layers * (attention + norms + mlp) + embeddings + hidden
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_our_reader_understands_it_and_the_parameters_are_as_many_as_published(name, tmp_path):
+    """Catches: a wrong width, depth, number of heads or of experts, or a wrongly tied head."""
+    write_config(name, tmp_path / name)
+    config, checkpoint = read(tmp_path / name)
+    assert round(num_parameters(config) / 1e9, 3) == BILLIONS[name]
+    assert config.dtype == "bfloat16"
+    assert set(config.sliding_windows) == {None}
+    assert len(checkpoint.eos_token_ids) == 1
+    if name.startswith("Qwen3"):
+        assert (config.head_dim, config.qk_norm, config.max_position) == (128, True, 40960)
+        assert (config.rope.rope_type, config.rope.theta) == ("default", 1e6)
+    else:
+        assert (config.qk_norm, config.max_position) == (False, 131072)
+        assert (config.rope.rope_type, config.rope.theta) == ("llama3", 5e5)
+
+
+def test_shapes_that_the_number_of_parameters_does_not_show(tmp_path):
+    heads = {}
+    for name in CONFIGS:
+        config, _ = read(write_config(name, tmp_path / name).parent)
+        heads[name] = (config.num_q_heads, config.num_kv_heads)
+    assert heads == {
+        "Qwen3-0.6B": (16, 8),
+        "Qwen3-1.7B": (16, 8),
+        "Qwen3-4B": (32, 8),
+        "Qwen3-8B": (32, 8),
+        "Qwen3-14B": (40, 8),
+        "Qwen3-32B": (64, 8),
+        "Qwen3-30B-A3B": (32, 4),
+        "Llama-3.1-8B": (32, 8),
+        "Llama-3.2-1B": (32, 8),
+    }
+    assert config.rope.parameters["factor"] == 32.0
+    moe, _ = read(tmp_path / "Qwen3-30B-A3B")
+    assert (moe.moe.top_k, moe.moe.renormalize, len(moe.moe.layers)) == (8, True, 48)
+
+
+def test_the_command_writes_and_never_replaces_another_one(tmp_path, capsys):
+    folder = tmp_path / "new" / "Qwen3-0.6B"
+    for _ in range(2):
+        assert main(["bench", "write-config", "Qwen3-0.6B", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == str(folder / "config.json")
+    assert json.loads((folder / "config.json").read_text())["hidden_size"] == 1024
+    with pytest.raises(SettingsError, match="name a new folder"):
+        write_config("Qwen3-4B", folder)
+    assert main(["bench", "write-config", "qwen3-0.6b", str(folder)]) == 2
+    assert "Nearest: 'Qwen3-0.6B'" in capsys.readouterr().err

@@ -1,0 +1,232 @@
+"""Triton's kernels against references: in its interpreter, or on a card where there is one.
+
+``tests/gpu/test_ops.py`` has the shapes of real models.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from minisgl.kernel import OpTable, triton
+from support.examples import scaled
+from support.op_checks import DTYPES, Checks, check_tokens
+
+ON_CARD = torch.cuda.is_available()
+CHECKS = Checks(
+    OpTable(**{name: getattr(triton, name) for name in triton.__all__}),
+    "cuda" if ON_CARD else "cpu",
+    truncates=not ON_CARD,
+)
+OPS = CHECKS.ops
+
+
+def test_the_interpreter_runs_where_there_is_no_card():
+    assert (os.environ.get("TRITON_INTERPRET") != "1") == ON_CARD
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "row_stride"), [((3, 96), 0), ((2, 1300), 1310), ((4, 3, 80), 400), ((1, 2048), 0)]
+)
+def test_rms_norm(dtype, shape, row_stride):
+    CHECKS.rms_norm(dtype, shape, row_stride=row_stride)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 1000), (2, 5120)])
+def test_add_rms_norm(dtype, rows, width):
+    CHECKS.add_rms_norm(dtype, rows, width)
+
+
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 5), (3, 1100)])
+def test_activations(name, dtype, rows, width):
+    CHECKS.activation(name, dtype, rows, width)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "silu_and_mul"])
+def test_any_dimensions_and_strides_are_taken(name):
+    x = CHECKS.randn(1, 2, 3, 4, 32, dtype=torch.float32)
+    arguments = (x[0, 0, 0], 1e-6) if name == "rms_norm" else ()
+    right = getattr(OpTable(), name)
+    for view in (x, x.transpose(1, 2), x.transpose(0, 3)[:, 0, :, :1].expand(-1, -1, 32)):
+        torch.testing.assert_close(getattr(OPS, name)(view, *arguments), right(view, *arguments))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "dim", "rotary_dim", "normed"),
+    [
+        ((4, 2), 64, 64, True),
+        ((5, 1), 80, 80, False),
+        ((3, 3), 96, 64, True),
+        ((14, 2), 128, 128, True),
+        ((2, 1), 256, 128, False),
+    ],
+)
+def test_rope_and_store(dtype, fused, heads, dim, rotary_dim, normed):
+    CHECKS.rope_store(
+        dtype, 5, heads, dim, rotary_dim=rotary_dim, normed=normed, padding=16, fused=fused
+    )
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 3), st.integers(1, 20), st.data())
+@settings(max_examples=scaled(20))  # an example interprets up to 12 programs
+def test_rope_store_takes_any_heads_and_dimensions(tokens, num_q, num_kv, half, data):
+    rotary = 2 * data.draw(st.integers(1, half))
+    normed = data.draw(st.booleans())
+    CHECKS.rope_store(
+        torch.float32,
+        tokens,
+        (num_q, num_kv),
+        2 * half,
+        rotary_dim=rotary,
+        normed=normed,
+        padding=3,
+    )
+
+
+@pytest.mark.parametrize("size", [(1, 5, 4), (7, 20, 16), (40, 3, 1), (3, 2100, 1)])
+def test_page_indices(size):
+    CHECKS.page_indices(*size)
+
+
+@given(st.integers(1, 12), st.integers(1, 30), st.integers(1, 256), st.integers(0, 2**20))
+@settings(max_examples=scaled(20))  # an example interprets up to 12 programs
+def test_page_indices_of_any_rows(num_rows, width, page_size, seed):
+    CHECKS.page_indices(num_rows, width, page_size, seed)
+
+
+FILTERS = [(), ("top_k",), ("top_p",), ("min_p",), ("top_k", "top_p", "min_p")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("filters", FILTERS, ids="+".join)
+def test_sampling(dtype, filters):
+    CHECKS.sampling(dtype, 6, 1300, filters=filters, padding=5)
+
+
+@given(st.integers(1, 40), st.sampled_from(FILTERS), st.integers(0, 2**20))
+@settings(max_examples=scaled(10))  # an example interprets 40 programs
+def test_sampling_of_coarse_logits_with_many_ties(vocab, filters, seed):
+    """Logits of half precision and few values: borders of filters fall among equals."""
+    CHECKS.sampling(torch.bfloat16, 3, vocab, filters=filters, scale=0.01, seed=seed)
+
+
+def params_of(rows, **values):
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0}
+    dtypes = [torch.float32, torch.int64, torch.float32, torch.float32, torch.int64, torch.int64]
+    return [
+        torch.as_tensor(values.get(name, default))
+        .expand(rows)
+        .to(CHECKS.device, dtype)
+        .contiguous()
+        for (name, default), dtype in zip(neutral.items(), dtypes, strict=True)
+    ]
+
+
+def draw(logits, **values):
+    """Tokens by both operations, which agree wherever nothing is filtered."""
+    logits = logits.to(CHECKS.device)
+    params = params_of(len(logits), **values)
+    filtered = OPS.sample_filtered(logits, *params)
+    if not {"top_k", "top_p", "min_p"} & set(values):
+        assert torch.equal(OPS.sample_gumbel(logits, params[0], *params[4:]), filtered)
+    return filtered.cpu()
+
+
+@pytest.fixture(autouse=True)
+def _quiet_numpy():
+    """Interpreted kernels overflow and divide in numpy, which warns of it."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def test_filters_cut_among_equals_by_id():
+    rows = 300 if ON_CARD else 5
+    logits = torch.zeros(rows, 2100, dtype=torch.bfloat16)
+    logits[:, [5, 1500, 2050]] = 9.0
+    for filters, kept in (
+        ({"top_k": 5}, {0, 1, 5, 1500, 2050}),
+        ({"top_k": 2}, {5, 1500}),
+        ({"top_p": 0.4}, {5, 1500}),
+        ({"top_k": 2, "top_p": 0.4}, {5}),
+        ({"min_p": 0.5}, {5, 1500, 2050}),
+    ):
+        drawn = draw(logits, seed=torch.arange(rows), **filters)
+        assert set(drawn.tolist()) <= kept, filters
+        assert len(set(drawn.tolist())) >= min(2, len(kept)), "all of them can be drawn"
+
+
+def test_top_p_zero_and_top_k_one_are_greedy():
+    logits = CHECKS.randn(3, 4, 1500, dtype=torch.bfloat16)
+    best = logits.float().argmax(-1).cpu()
+    for filters in ({"top_p": 0.0}, {"top_k": 1}, {"min_p": 1.0}, {"temperature": 0.0}):
+        drawn = draw(logits, seed=torch.arange(4), **filters)
+        ties = logits.cpu().gather(1, drawn[:, None]) == logits.cpu().gather(1, best[:, None])
+        assert ties.all() if "min_p" in filters else torch.equal(drawn, best), filters
+
+
+def test_extreme_temperatures_and_logits():
+    logits = torch.tensor([1000.0, 0.0, 999.0, -1000.0]).expand(4, 4)
+    cold = draw(logits, temperature=torch.tensor([1e-6, 1e-20, 1e-38, 1e-45]), seed=torch.arange(4))
+    assert cold.eq(0).all()
+    hot = draw(torch.tensor([[1e30, -1e30, 0.0]]), temperature=1e-30)
+    assert hot.eq(0).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_whatever_the_logits_are_a_token_of_the_vocabulary_comes_out(value):
+    """7 tokens in a block of many more, and 1030 in two."""
+    for vocab in (7, 1030):
+        rows = torch.full((5, vocab), value, dtype=torch.bfloat16)
+        rows[1, 3] = 0.0
+        rows[2] = 0.0
+        rows[2, 3] = value
+        temperature = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+        for filters in ({}, {"top_k": 2, "top_p": 0.5, "min_p": 0.1}):
+            drawn = draw(rows, temperature=temperature, seed=torch.arange(5), **filters)
+            assert ((drawn >= 0) & (drawn < vocab)).all()
+            if value == float("-inf"):
+                assert drawn[1] == 3
+                assert drawn[2] != 3
+
+
+def test_banned_tokens_are_never_drawn():
+    logits = torch.full((2000 if ON_CARD else 6, 9), float("-inf"))
+    logits[:, [2, 6]] = 1.0
+    drawn = draw(logits, seed=torch.arange(len(logits)))
+    assert set(drawn.tolist()) == {2, 6}
+
+
+def test_a_seeded_row_gets_its_token_in_any_batch():
+    logits = CHECKS.randn(4, 5, 1100, dtype=torch.bfloat16)
+    values = {"seed": torch.arange(5) * 2**40 + 3, "position": torch.arange(5) + 9}
+    for filters in ({}, {"top_p": 0.7, "top_k": 50}):
+        together = draw(logits, **values, **filters)
+        backwards = draw(
+            logits.flip(0), **{name: value.flip(0) for name, value in values.items()}, **filters
+        )
+        assert torch.equal(backwards.flip(0), together)
+        alone = draw(logits[2:3], seed=values["seed"][2], position=values["position"][2], **filters)
+        assert alone[0] == together[2]
+
+
+def test_frequencies_follow_the_softmax():
+    probs = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+    rows = 50_000 if ON_CARD else 120
+    logits = probs.log().expand(rows, 5)
+    params = params_of(rows, position=torch.arange(rows))
+    tokens = OPS.sample_gumbel(logits.to(CHECKS.device), params[0], *params[4:]).cpu()
+    check_tokens(tokens, logits, *(param.cpu() for param in params))
+    counts = torch.bincount(tokens, minlength=5)
+    chi_square = ((counts - rows * probs).square() / (rows * probs)).sum()
+    assert chi_square < 20, "4 degrees of freedom: 18.5 is exceeded once in 1,000"

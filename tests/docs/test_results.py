@@ -1,0 +1,163 @@
+"""benchmarks/RESULTS.md says what the records say, and no more."""
+
+import copy
+import importlib.util
+import json
+import re
+import sys
+
+import pytest
+
+from support.distributions import ROOT
+
+FOLDER = ROOT / "benchmarks"
+
+
+def load_script():
+    spec = importlib.util.spec_from_file_location("results_table", FOLDER / "results_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+RIVALS = json.loads((FOLDER / "rivals.json").read_text(encoding="utf-8"))
+RECORDS = script.read_records(FOLDER / "results")
+
+
+def offline(model="Qwen3-0.6B", preset="minisgl-offline", device="NVIDIA H200", **changes):
+    """A record as ``bench offline`` writes it, as far as tables read it."""
+    rounds = [
+        {"seed": seed, "counts": seed > 0, "num_output_tokens": tokens, "seconds": 2.0}
+        for seed, tokens in enumerate((40_000, 54_000, 50_200))
+    ]
+    for one in rounds:
+        one["tokens_per_second"] = one["num_output_tokens"] / one["seconds"]
+    return {
+        "benchmark": "offline",
+        "model": model,
+        "preset": preset,
+        "date": "2026-12-01T10:00:00+00:00",
+        "commit": "0123456789abcdef",
+        "command": "minisgl bench offline --preset minisgl-offline",
+        "device": {"name": device},
+        "workload": {"num_prompts": 256},
+        "startup": {"process_to_ready_s": 15.04, "load_s": 9.0},
+        "rounds": rounds,
+        "tokens_per_second": 26_050.0,
+        "profile": {"num_running": 256, "trace": {"idle_median_us": 14.2}},
+        **changes,
+    }
+
+
+def row_of(text, title):
+    """Return the cells of a line of the first table by the names of its columns."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    (cells,) = [line for line in lines if line[0] == title]
+    return dict(zip(lines[0], cells, strict=True))
+
+
+def test_the_document_is_what_the_records_give():
+    document = script.DOCUMENT.read_text(encoding="utf-8")
+    expected = script.with_tables(document, script.render(RECORDS, RIVALS))
+    assert document == expected, "run: python benchmarks/results_table.py"
+
+
+def test_each_record_agrees_with_itself_and_can_be_repeated():
+    for name, record in RECORDS.items():
+        script.check_record(record)
+        assert record["commit"], f"{name} has no commit"
+        assert not record["commit"].endswith("+changes"), name
+        assert not re.search(r"(^|\s)/", record["command"]), f"{name} has a path of one machine"
+
+
+def test_without_records_the_document_says_so():
+    text = script.render({}, RIVALS)
+    assert text.startswith("Nothing of minisgl has been measured yet.")
+    row = row_of(text, "Qwen3-0.6B, 256 requests")
+    assert row["vLLM 0.24.0"] == "22,710 / 22,600"
+    assert row["mini-sglang 20fcd7f, FlashInfer"] == "20,980 / 21,120"
+    assert (row["floor"], row["must"], row["reach"]) == ("37,060 / 38,130", "25,000", "28,000")
+    assert (row["minisgl"], row["median"], row["verdict"]) == ("-", "-", "not measured")
+    assert row_of(text, "Qwen3-14B, 256 requests")["SGLang 0.5.15"] == "6,230 / -"
+
+
+def test_a_record_fills_its_rows():
+    text = script.render({"a.json": offline()}, RIVALS)
+    assert "Nothing" not in text
+    speed = row_of(text, "Qwen3-0.6B, 256 requests")
+    assert (speed["minisgl"], speed["median"]) == ("27,000 / 25,100", "26,050")
+    assert speed["verdict"] == "must holds"
+    start = row_of(text, "Qwen3-0.6B, from the start of the process until ready")
+    assert (start["median"], start["verdict"]) == ("15.0", "must holds")
+    idle = row_of(text, "Qwen3-0.6B, idle between decode graphs, 256 rows")
+    assert (idle["median"], idle["verdict"]) == ("14.2", "reached")
+    for other in ("Qwen3-14B, 256 requests", "Qwen3-0.6B, idle between decode graphs, 1 row"):
+        assert row_of(text, other)["verdict"] == "not measured"
+    assert "[a.json](results/a.json)" in text
+    assert "0: 20,000, 1: 27,000, 2: 25,100" in text
+
+
+def test_the_latest_run_on_the_card_counts():
+    records = {
+        "old": offline(tokens_per_second=1.0, date="2026-01-01T00:00:00+00:00"),
+        "new": offline(),
+        "elsewhere": offline(device="NVIDIA L4", date="2027-01-01T00:00:00+00:00"),
+    }
+    assert row_of(script.render(records, RIVALS), "Qwen3-0.6B, 256 requests")["median"] == "26,050"
+
+
+@pytest.mark.parametrize(
+    ("median", "verdict"),
+    [(24_999.0, "misses must"), (25_000.0, "must holds"), (28_000.0, "reached")],
+)
+def test_the_verdict_is_about_the_median(median, verdict):
+    text = script.render({"a": offline(tokens_per_second=median)}, RIVALS)
+    assert row_of(text, "Qwen3-0.6B, 256 requests")["verdict"] == verdict
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(18.1, "misses must"), (12.0, "reached")])
+def test_fewer_seconds_are_better(seconds, verdict):
+    text = script.render({"a": offline(startup={"process_to_ready_s": seconds})}, RIVALS)
+    title = "Qwen3-0.6B, from the start of the process until ready"
+    assert row_of(text, title)["verdict"] == verdict
+
+
+def test_a_profile_of_fewer_rows_fills_no_row():
+    profile = {"num_running": 250, "trace": {"idle_median_us": 1.0}}
+    text = script.render({"a": offline(profile=profile)}, RIVALS)
+    title = "Qwen3-0.6B, idle between decode graphs, 256 rows"
+    assert row_of(text, title)["verdict"] == "not measured"
+
+
+def test_a_record_that_was_edited_is_noticed():
+    script.check_record(offline())
+    for key, value in (("tokens_per_second", 30_000.0), ("rounds", None)):
+        edited = copy.deepcopy(offline())
+        if value is None:
+            edited["rounds"][1]["tokens_per_second"] = 30_000.0
+        else:
+            edited[key] = value
+        with pytest.raises(ValueError, match="its rounds give"):
+            script.check_record(edited)
+
+
+def test_kernels_get_a_table_of_their_own():
+    line = {"case": "rms_norm:1", "implementation": "x", "reason": "", "clock": "graph"}
+    record = {
+        "benchmark": "kernels",
+        "date": "2026-12-01",
+        "commit": "abc",
+        "command": "minisgl bench kernels",
+        "device": {"name": "NVIDIA H200"},
+        "ceilings": {"read_bytes_per_s": 4.58e12, "flops_per_s": 7.87e14},
+        "attention": [{**line, "us": None, "case": "decode", "reason": "needs | a GPU"}],
+        "ops": [{**line, "us": 2.25, "rate": 2.29e12, "kind": "bytes", "fraction": 0.5}],
+    }
+    text = script.render({"k.json": record}, RIVALS)
+    assert "reads 4,580 GB/s (a sum) and computes 787 TFLOP/s" in text
+    assert "| decode | x | - | - | - | needs \\| a GPU |" in text
+    assert "| rms_norm:1 | x | 2.2 | 2,290 | - | 50% |" in text
