@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from minisgl import LLM, SamplingParams
-from minisgl.errors import ModelLoadError, SettingsError
+from minisgl.errors import ModelLoadError, RequestError, SettingsError
 from minisgl.plugins.model_selection import FASTER_ELSEWHERE
 from support.pressure import Pressure
 from support.reference import Reference, Tally, greedy
@@ -124,6 +124,55 @@ def test_two_engines_in_one_process(tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as threads:
             both = ((first, second), expected, ("of two threads",) * 2)
             assert len(list(threads.map(compare, *both))) == 2
+
+
+def test_rope_of_long_sequences_is_exact_up_to_its_limit(tmp_path: Path) -> None:
+    """transformers would rotate a whole batch as its longest sequence says."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0 + place for place in range(4)],
+        "long_factor": [4.0 + place for place in range(4)],
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    name = "Phi3ForCausalLM"
+    path = write_tiny_model(
+        tmp_path / name,
+        name,
+        rope_parameters=rope,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+    )
+    judge = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    references = greedy(judge, [[5, 6, 7], list(range(3, 50))], MAX_TOKENS, EOS_TOKEN_IDS)
+    with open_llm(path) as llm:
+        compare(llm, references, "longrope")
+        with pytest.raises(RequestError, match="64"):
+            llm.generate([list(range(3, 70))], GREEDY, progress=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_card(model: tuple[Path, list[Reference]]) -> None:
+    path, references = model
+    with open_llm(path, device="cuda", dtype="float32", attention_backend="torch") as llm:
+        compare(llm, references, f"{path.name} on a GPU")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_with_the_best_backend_of_a_card(tmp_path: Path, name: str) -> None:
+    """Heads of 128 in bfloat16, as FlashInfer wants them; clear decisions survive that."""
+    path = write_tiny_model(tmp_path / name, name, head_dim=128, num_attention_heads=4)
+    judge = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    prompts = [list(range(3, 3 + length)) for length in range(5, 150, 12)]
+    clear = [one for one in greedy(judge, prompts, 1, EOS_TOKEN_IDS) if one.gaps[0] > 0.5]
+    assert len(clear) > 4
+    with open_llm(path, device="cuda", dtype="bfloat16") as llm:
+        results = llm.generate([one.prompt for one in clear], GREEDY, progress=False)
+    assert [one.token_ids[0] for one in results] == [one.tokens[0] for one in clear]
 
 
 def test_the_missing_package_is_named_once(

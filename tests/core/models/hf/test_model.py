@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from minisgl.errors import ModelLoadError
 from minisgl.models.checkpoint import open_checkpoint
-from minisgl.models.hf.build import build
+from minisgl.models.hf.build import _NoInitialization, build
 from minisgl.models.hf.config import read_config
 from minisgl.models.hf.model import TransformersModel
 from minisgl.models.interface import BaseLLMModel
@@ -95,6 +95,28 @@ def test_parameters_are_not_initialised(monkeypatch):
     filled = [name for name, p in model.named_parameters() if p.ndim == 2 and p.any()]
     assert filled == []
     assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_only_parameters_are_left_alone():
+    with _NoInitialization():
+        buffer = torch.empty(3).fill_(2)
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        torch.nn.init.ones_(parameter)
+        parameter.data.add_(3)
+    assert buffer.tolist() == [2, 2, 2]
+    assert parameter.tolist() == [3, 3, 3]
+    assert torch.nn.init.ones_(parameter).tolist() == [1, 1, 1]
+
+
+def test_what_a_family_keeps_in_float32_stays_so(folder, monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
+
+    monkeypatch.setattr(LlamaPreTrainedModel, "_keep_in_fp32_modules_strict", ["norm"])
+    model, _ = load_through_transformers(folder, dtype=torch.bfloat16)
+    dtypes = {piece.name: w.tensor.dtype for w in model.weights() for piece in w.pieces}
+    assert [name for name, dtype in dtypes.items() if dtype == torch.float32] == [
+        "model.norm.weight"
+    ]
 
 
 def test_random_weights_are_finite_and_fixed_by_the_seed(folder):
