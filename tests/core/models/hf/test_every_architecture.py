@@ -90,7 +90,12 @@ def relative_error(config: Any, facts: TransformersConfig) -> float:
             first = len(parts[0])
             found[0].append(logits[:first])
             found[1].append(logits[first:])
-        expected = [judge(torch.tensor([row]), use_cache=False).logits[0] for row in rows]
+        expected = []
+        for row in rows:
+            # Some families are only causal where they are told that nothing is padding.
+            mask = torch.ones(1, len(row), dtype=torch.int64)
+            output = judge(torch.tensor([row]), attention_mask=mask, use_cache=False)
+            expected.append(output.logits[0])
     errors = [
         (torch.cat(parts) - whole).abs().max() / whole.std()
         for parts, whole in zip(found, expected, strict=True)
