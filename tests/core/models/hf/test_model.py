@@ -188,6 +188,19 @@ def test_names_without_the_prefix_of_the_base_model(folder):
     assert torch.equal(logits_of(*load_through_transformers(folder), PROMPT), expected)
 
 
+def test_a_parameter_under_two_names_is_refused(folder):
+    rewrite(folder, lambda t: t.update({"norm.weight": t["model.norm.weight"].clone()}))
+    message = load_error(folder)
+    assert "model.norm.weight and norm.weight are all names of model.norm.weight" in message
+
+
+@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "GPT2LMHeadModel"])
+def test_biases_and_matrices_of_any_layout(tmp_path, name):
+    folder = write_tiny_model(tmp_path / "model", name)
+    ours = logits_of(*load_through_transformers(folder), PROMPT)
+    torch.testing.assert_close(ours, judge(folder), atol=1e-4, rtol=1e-4)
+
+
 def test_what_transformers_ignores_is_ignored(tmp_path):
     folder = write_tiny_model(tmp_path / "model", "GPT2LMHeadModel")
     expected = logits_of(*load_through_transformers(folder), PROMPT)
