@@ -28,13 +28,12 @@ class _DecodeGroup:
     """int64 ``[n * columns]``."""
     lengths: torch.Tensor
     """int64 ``[n]``."""
-    longest: int
-    """Tokens of the longest row; all rows are padded to it."""
-    padding: torch.Tensor | None
-    """int64: slots behind their row's end, of ``[n * columns * page_size]``; ``None``: there are
-    none before ``longest``."""
+    num_slots: int
+    """Of one row: ``columns * page_size``."""
+    unowned: torch.Tensor | None
+    """int64: slots of ``[n * num_slots]`` that hold what nobody wrote for this row, or ``None``."""
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    """Per sliding window: bool ``[n, 1, 1, longest]``, or ``None`` if all slots are seen."""
+    """Per sliding window: bool ``[n, 1, 1, slots]``, or ``None`` if all slots are seen."""
 
 
 @dataclass(slots=True)
@@ -107,15 +106,29 @@ class TorchAttentionBackend(AttentionBackend):
         if members is not None:
             rows = torch.from_numpy(members).to(self._device)
             table_rows, lengths = table_rows[rows], lengths[members]
-        longest = int(lengths.max())
-        columns = -(-longest // self._page_size)
-        pages = batch.page_table[table_rows, :columns].long().flatten()
+        columns = -(-int(lengths.max()) // self._page_size)
+        pages = batch.page_table[table_rows, :columns].long()
         device_lengths = torch.from_numpy(lengths.astype(np.int64)).to(self._device)
-        padding = None
-        if lengths.min() < longest:
-            behind = np.arange(columns * self._page_size) >= lengths[:, None]
-            padding = torch.from_numpy(np.flatnonzero(behind)).to(self._device)
-        return _DecodeGroup(rows, pages, device_lengths, longest, padding)
+        num_slots = columns * self._page_size
+        unowned = self._unowned_slots(lengths, num_slots)
+        if lengths.min() <= num_slots - self._page_size:
+            # A shorter row repeats its first page, which holds numbers of its own.
+            num_pages = -(-device_lengths // self._page_size)
+            behind = torch.arange(columns, device=self._device) >= num_pages[:, None]
+            pages = torch.where(behind, pages[:, :1], pages)
+        return _DecodeGroup(rows, pages.flatten(), device_lengths, num_slots, unowned)
+
+    def _unowned_slots(self, lengths: npt.NDArray[np.int32], num_slots: int) -> torch.Tensor | None:
+        """Return the slots behind a row's last token, in its last page and in repetitions of it."""
+        page = self._page_size
+        filled = (lengths - 1) % page + 1
+        if (filled == page).all():
+            return None
+        slots, last_pages = np.arange(num_slots), (lengths[:, None] - 1) // page
+        # The first page, which shorter rows repeat, is the last one only if it is the only one.
+        partial = (slots // page == last_pages) | (last_pages == 0)
+        unowned = partial & (slots % page >= filled[:, None])
+        return torch.from_numpy(np.flatnonzero(unowned)).to(self._device)
 
     def _attend_group(
         self,
@@ -127,12 +140,12 @@ class TorchAttentionBackend(AttentionBackend):
     ) -> torch.Tensor:
         n, kv_heads = q.shape[0], layer.num_kv_heads
         gathered = [pool.index_select(0, group.pages) for pool in (k_pool, v_pool)]
-        if group.padding is not None:
+        if group.unowned is not None:
             # A mask does not hide what is not a number: 0 * NaN is NaN.
             for part in gathered:
-                part.view(-1, kv_heads, layer.head_dim).index_fill_(0, group.padding, 0)
-        shape = (n, -1, kv_heads, layer.head_dim)
-        k, v = (part.view(shape)[:, : group.longest].transpose(1, 2) for part in gathered)
+                part.view(-1, kv_heads, layer.head_dim).index_fill_(0, group.unowned, 0)
+        shape = (n, group.num_slots, kv_heads, layer.head_dim)
+        k, v = (part.view(shape).transpose(1, 2) for part in gathered)
         if layer.sliding_window not in group.masks:
             group.masks[layer.sliding_window] = _decode_mask(group, layer.sliding_window)
         mask = group.masks[layer.sliding_window]
@@ -185,8 +198,8 @@ def _similar_lengths(lengths: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int6
 
 
 def _decode_mask(group: _DecodeGroup, window: int | None) -> torch.Tensor | None:
-    """Return what each row sees, bool ``[n, 1, 1, longest]``; ``None`` if that is everything."""
-    slots = torch.arange(group.longest, device=group.pages.device)
+    """Return what each row sees, bool ``[n, 1, 1, slots]``; ``None`` if that is everything."""
+    slots = torch.arange(group.num_slots, device=group.pages.device)
     lengths = group.lengths[:, None]
     seen = slots < lengths
     if window is not None:

@@ -15,7 +15,7 @@ class Decision:
     """One row of the decision table.
 
     Attributes:
-        kind: what was chosen: ``attention``, ``moe``, ``cache.pool``, ``op NAME``.
+        kind: what was chosen: ``model``, ``attention``, ``moe``, ``cache.pool``, ``op NAME``.
         name, distribution: of the candidate.
         phase: of a launch that it was considered for; ``any`` where phases do not matter.
         outcome: ``chosen``, ``usable`` (something else was chosen) or ``refused``.

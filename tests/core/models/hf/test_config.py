@@ -1,5 +1,6 @@
 """What a model of transformers asks of attention, and what is refused, with its reason."""
 
+import json
 import logging
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import transformers
 
 from minisgl.errors import ModelLoadError
+from minisgl.models.checkpoint import load_hf_config
 from minisgl.models.hf.architectures import known_architectures
 from minisgl.models.hf.config import read_config
 
@@ -114,6 +116,23 @@ def test_the_configuration_stays_as_it_is():
 )
 def test_what_is_refused(config, reason):
     assert reason in refusal(config())
+
+
+def test_a_type_that_transformers_does_not_know_is_refused(tmp_path):
+    values = {**SMALL, "model_type": "lama", "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    message = refusal(load_hf_config(tmp_path))
+    assert "the causal language model of model_type='lama' there is none" in message
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_without_tokens_is_refused(monkeypatch, window):
+    from transformers.models.mistral import modeling_mistral
+
+    monkeypatch.setattr(modeling_mistral, "create_sliding_window_causal_mask", lambda **_: None)
+    config = small("Mistral")
+    config.sliding_window = window
+    assert f"has sliding_window={window}; it must be 1 or more" in refusal(config)
 
 
 def test_layers_that_differ_are_refused(monkeypatch):

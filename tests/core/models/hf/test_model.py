@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from minisgl.errors import ModelLoadError
 from minisgl.models.checkpoint import open_checkpoint
-from minisgl.models.hf.build import build
+from minisgl.models.hf.build import _NoInitialization, build
 from minisgl.models.hf.config import read_config
 from minisgl.models.hf.model import TransformersModel
 from minisgl.models.interface import BaseLLMModel
@@ -97,6 +97,28 @@ def test_parameters_are_not_initialised(monkeypatch):
     assert not any(p.requires_grad for p in model.parameters())
 
 
+def test_only_parameters_are_left_alone():
+    with _NoInitialization():
+        buffer = torch.empty(3).fill_(2)
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        torch.nn.init.ones_(parameter)
+        parameter.data.add_(3)
+    assert buffer.tolist() == [2, 2, 2]
+    assert parameter.tolist() == [3, 3, 3]
+    assert torch.nn.init.ones_(parameter).tolist() == [1, 1, 1]
+
+
+def test_what_a_family_keeps_in_float32_stays_so(folder, monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
+
+    monkeypatch.setattr(LlamaPreTrainedModel, "_keep_in_fp32_modules_strict", ["norm"])
+    model, _ = load_through_transformers(folder, dtype=torch.bfloat16)
+    dtypes = {piece.name: w.tensor.dtype for w in model.weights() for piece in w.pieces}
+    assert [name for name, dtype in dtypes.items() if dtype == torch.float32] == [
+        "model.norm.weight"
+    ]
+
+
 def test_random_weights_are_finite_and_fixed_by_the_seed(folder):
     config = read_config(open_checkpoint(folder, "dummy").hf_config)
     logits = []
@@ -164,6 +186,19 @@ def test_names_without_the_prefix_of_the_base_model(folder):
         lambda t: [t.update({n.removeprefix("model."): t.pop(n)}) for n in list(t)],
     )
     assert torch.equal(logits_of(*load_through_transformers(folder), PROMPT), expected)
+
+
+def test_a_parameter_under_two_names_is_refused(folder):
+    rewrite(folder, lambda t: t.update({"norm.weight": t["model.norm.weight"].clone()}))
+    message = load_error(folder)
+    assert "model.norm.weight and norm.weight are all names of model.norm.weight" in message
+
+
+@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "GPT2LMHeadModel"])
+def test_biases_and_matrices_of_any_layout(tmp_path, name):
+    folder = write_tiny_model(tmp_path / "model", name)
+    ours = logits_of(*load_through_transformers(folder), PROMPT)
+    torch.testing.assert_close(ours, judge(folder), atol=1e-4, rtol=1e-4)
 
 
 def test_what_transformers_ignores_is_ignored(tmp_path):

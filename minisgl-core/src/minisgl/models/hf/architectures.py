@@ -1,4 +1,4 @@
-"""Which architectures transformers has; imports none of its modelling code, which takes a second."""
+"""Which architectures transformers has; imports no modelling code, which takes a second."""
 
 
 def known_architectures() -> frozenset[str]:

@@ -100,7 +100,9 @@ class TransformersModel(BaseLLMModel):
         module = self._model.get_submodule(name.rpartition(".")[0])
         if isinstance(tensor, nn.Parameter):
             dtype = _parameter_dtype(self._model, name, tensor.dtype)
-            matrix = isinstance(module, nn.Linear) and tensor.device.type == "cpu"
+            multiplies = isinstance(module, nn.Linear) or name in self._ties.values()
+            # Only the CPU has a layout of its own for the right side of products.
+            matrix = multiplies and tensor.ndim == 2 and not tensor.is_cuda
             if matrix or dtype != tensor.dtype:
                 tensor.data = allocate(tensor.shape, dtype, tensor.device, matrix=matrix)
         self.adopt(name, tensor.data, [whole(name, tensor.shape)], dummy=_dummy(name, tensor))

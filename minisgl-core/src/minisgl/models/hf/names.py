@@ -56,6 +56,10 @@ def pieces_for(
             places[target].append(whole(name, shapes[target]))
         else:
             parts[target][pattern].append(name)
+    for target, pieces in places.items():
+        if len(pieces) > 1:
+            both = " and ".join(piece.name for piece in pieces)
+            raise ModelLoadError(f"{both} are all names of {target}; the checkpoint holds it twice")
     for target, by_pattern in parts.items():
         rule = next(r for r in converters if set(by_pattern) <= set(r.source_patterns))
         places[target] = _converted(target, shapes[target], rule, by_pattern)
