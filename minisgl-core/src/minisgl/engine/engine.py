@@ -82,6 +82,8 @@ class Engine:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # What was made on other streams (weights, pool, row state) is there before it is used.
+            torch.cuda.synchronize(device)
         self._nvtx = nvtx and device.type == "cuda"
         self._next_plan = 0
 
