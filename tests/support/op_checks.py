@@ -92,7 +92,13 @@ class Checks:
     run: Run = run_eagerly
     truncates: bool = False
 
-    def close(self, out: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> None:
+    def close(
+        self,
+        out: torch.Tensor,
+        exact: torch.Tensor,
+        rounded: torch.Tensor,
+        least_equal: float = 0.97,
+    ) -> None:
         """Compare with float64, and, for where it rounds, with the reference in its own dtype."""
         assert out.shape == exact.shape == rounded.shape
         assert out.dtype == rounded.dtype
@@ -102,11 +108,11 @@ class Checks:
         assert error < bound, f"relative error {error:.2e}, allowed {bound:.0e}"
         if out.dtype == torch.float16 or (out.dtype == torch.bfloat16 and not self.truncates):
             equal = (out == rounded).double().mean().item()
-            assert equal > 0.97, f"{equal:.1%} equal the reference: it rounds elsewhere"
+            assert equal > least_equal, f"{equal:.1%} equal the reference: it rounds elsewhere"
 
     def randn(self, seed: int, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return (torch.randn(*shape, generator=generator) * scale).to(self.device, dtype)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return (torch.randn(*shape, generator=generator, device=self.device) * scale).to(dtype)
 
     def rms_norm(self, dtype: torch.dtype, shape: Sequence[int], *, row_stride: int = 0) -> None:
         """``shape`` ``[T, n]`` or ``[T, heads, n]``; ``row_stride`` pads rows."""
@@ -143,7 +149,9 @@ class Checks:
 
         (x,), (out,) = self.run(lambda x: [getattr(self.ops, name)(x)], make)
         by_reference = getattr(reference, name)
-        self.close(out, by_reference(x.double()), by_reference(x))
+        # torch's gelu is 1 + tanh, which loses digits of small results.
+        least = 0.8 if name == "gelu_and_mul" else 0.97
+        self.close(out, by_reference(x.double()), by_reference(x), least)
 
     def rope_store(
         self,
@@ -291,8 +299,7 @@ class Checks:
             ]
 
         (logits, *params), (tokens,) = self.run(call, lambda place: make(seed + place))
-        logits = logits[:, :vocab].cpu()
-        check_tokens(tokens.cpu(), logits, *(tensor.cpu() for tensor in params))
+        check_tokens(tokens, logits[:, :vocab], *params)
 
 
 def check_tokens(
@@ -307,7 +314,8 @@ def check_tokens(
 ) -> None:
     """Check each row's token against float64, with slack only where roundings decide."""
     assert tokens.dtype == torch.int64
-    noise = gumbel_noise(seeds, positions, torch.arange(logits.shape[1])).double()
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    noise = gumbel_noise(seeds, positions, ids).double()
     for row, token in enumerate(tokens.tolist()):
         if temperature[row] == 0:
             assert token == int(logits[row].float().argmax()), f"row {row} is greedy"
@@ -334,7 +342,7 @@ def passing(
     keep = (before < top_p + slack) | (top_p >= 1)
     keep &= probs >= min_p * probs[0] * (1 - slack)
     keep[0] = True
-    passes = torch.zeros(len(scaled), dtype=torch.bool)
+    passes = torch.zeros(len(scaled), dtype=torch.bool, device=scaled.device)
     passes[order[keep]] = True
     return passes
 
