@@ -248,4 +248,4 @@ def test_every_kernel_compiles_for_a_card_and_reads_16_bytes_at_a_time(tmp_path)
     of_lists = {"_page_indices_kernel", "_pick_kernel"}
     wide = {one["kernel"] for one in compiled if one["bits"] == 128}
     assert {one["kernel"] for one in compiled} == wide | of_rows | of_lists
-    assert len(wide) == 8
+    assert len(wide) == 9
