@@ -180,8 +180,10 @@ class Checks:
             slots[torch.rand(tokens, generator=random) < 0.2] = -1
             angles = torch.rand(300, rotary // 2, generator=random) * 6
             integers = [torch.randint(0, 300, (tokens,), generator=random), slots]
+            # Slot -1 of the pool, which is there, would be seen if it were written.
             pools = [
-                torch.full((num_slots, num_kv, dim), float("nan"), dtype=dtype) for _ in range(2)
+                torch.full((1 + num_slots, num_kv, dim), float("nan"), dtype=dtype)
+                for _ in range(2)
             ]
             floats = [
                 self.randn(seed, tokens, num_heads * dim + padding, dtype=dtype, scale=2),
@@ -191,7 +193,8 @@ class Checks:
             moved = [*integers, torch.cat((angles.cos(), angles.sin()), dim=1), *pools]
             return [*floats, *(tensor.to(self.device) for tensor in moved)]
 
-        def call(rows, q_norm, k_norm, positions, slots, cos_sin, k_pool, v_pool) -> Tensors:
+        def call(rows, q_norm, k_norm, positions, slots, cos_sin, k_memory, v_memory) -> Tensors:
+            k_pool, v_pool = k_memory[1:], v_memory[1:]
             qkv = rows[:, : num_heads * dim].view(tokens, num_heads, dim)
             norms = (
                 {"q_norm": q_norm, "k_norm": k_norm} if normed else {"q_norm": None, "k_norm": None}
@@ -205,11 +208,10 @@ class Checks:
                 qk, v = qkv[:, : num_q + num_kv], qkv[:, num_q + num_kv :]
                 q, k = self.ops.rope(qk, num_q, rotation, **norms, norm_eps=1e-5)
                 self.ops.store_kv(k, v, slots, k_pool, v_pool)
-            return q, k_pool, v_pool
+            return q, k_memory, v_memory
 
-        (rows, q_norm, k_norm, positions, slots, cos_sin, _, _), (q, k_pool, v_pool) = self.run(
-            call, make
-        )
+        (rows, q_norm, k_norm, positions, slots, cos_sin, _, _), (q, *memory) = self.run(call, make)
+        k_pool, v_pool = (tensor[1:] for tensor in memory)
         qkv = rows[:, : num_heads * dim].view(tokens, num_heads, dim)
         weights = (q_norm, k_norm) if normed else (None, None)
         q_ref, k_ref = reference.rope(
@@ -231,8 +233,9 @@ class Checks:
         untouched = torch.ones(num_slots, dtype=torch.bool, device=slots.device)
         untouched[stored] = False
         untouched[0] = False  # the dummy page
-        assert k_pool[untouched].isnan().all()
-        assert v_pool[untouched].isnan().all()
+        for tensor in memory:
+            assert tensor[1:][untouched].isnan().all()
+            assert tensor[0].isnan().all(), "tokens without a slot are stored nowhere"
 
     def page_indices(self, num_rows: int, width: int, page_size: int, seed: int = 1) -> None:
         most = num_rows * width
