@@ -178,6 +178,7 @@ class Checks:
             random = torch.Generator().manual_seed(seed)
             slots = torch.randperm(num_slots - 1, generator=random)[:tokens] + 1
             slots[torch.rand(tokens, generator=random) < 0.2] = -1
+            slots[1:2] = -1
             angles = torch.rand(300, rotary // 2, generator=random) * 6
             integers = [torch.randint(0, 300, (tokens,), generator=random), slots]
             # Slot -1 of the pool, which is there, would be seen if it were written.
