@@ -54,6 +54,7 @@ def call_all(dtype: torch.dtype) -> None:
     x, gated = torch.empty(4, 1024, dtype=dtype), torch.empty(4, 6144, dtype=dtype)
     ops.rms_norm(x, x[0], 1e-6)
     ops.add_rms_norm(x, x.clone(), x[0], 1e-6)
+    ops.linear(x, torch.empty(1024, 1024, dtype=dtype), None)
     ops.silu_and_mul(gated)
     ops.gelu_and_mul(gated)
     longs, ints = torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int32)

@@ -130,6 +130,25 @@ class Checks:
         exact = _norm64(x, weight)
         self.close(out, exact, reference.rms_norm(x, weight, 1e-6))
 
+    def linear(
+        self, dtype: torch.dtype, rows: int, outputs: int, inputs: int, *, biased: bool = False
+    ) -> None:
+        def make(seed: int) -> Tensors:
+            x = self.randn(seed, rows, inputs + 16, dtype=dtype)
+            weight = self.randn(seed + 1, outputs, inputs, dtype=dtype)
+            return x, weight, self.randn(seed + 2, outputs, dtype=dtype, scale=9)
+
+        (x, weight, bias), (out,) = self.run(
+            lambda x, weight, bias: [
+                self.ops.linear(x[:, :inputs], weight, bias if biased else None)
+            ],
+            make,
+        )
+        exact = x[:, :inputs].double() @ weight.double().t() + (bias.double() if biased else 0)
+        error = ((out.double() - exact).norm() / exact.norm()).item()
+        assert out.dtype == dtype
+        assert error < error_bound(dtype, truncates=self.truncates), f"relative error {error:.2e}"
+
     def add_rms_norm(self, dtype: torch.dtype, rows: int, width: int) -> None:
         def make(seed: int) -> Tensors:
             x = self.randn(seed, rows, width, dtype=dtype)

@@ -47,6 +47,15 @@ def test_add_rms_norm(dtype, rows, width):
     CHECKS.add_rms_norm(dtype, rows, width)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1, 7, 96), (2, 8, 128), (3, 5, 1030), (4, 6, 64), (5, 6, 64)]
+)
+def test_linear(dtype, biased, rows, outputs, inputs):
+    CHECKS.linear(dtype, rows, outputs, inputs, biased=biased)
+
+
 @pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 5), (3, 1100)])
@@ -248,4 +257,4 @@ def test_every_kernel_compiles_for_a_card_and_reads_16_bytes_at_a_time(tmp_path)
     of_lists = {"_page_indices_kernel", "_pick_kernel"}
     wide = {one["kernel"] for one in compiled if one["bits"] == 128}
     assert {one["kernel"] for one in compiled} == wide | of_rows | of_lists
-    assert len(wide) == 9
+    assert len(wide) == 10

@@ -24,6 +24,8 @@ def page_indices(
     last_page_lens: torch.Tensor,
 ) -> None:
     """Flatten the pages of rows; see ``PageIndices``."""
+    assert rows.is_contiguous()
+    assert kv_lens.is_contiguous()
     width = page_table.shape[1]
     _page_indices_kernel[(rows.shape[0], -(-width // _BLOCK))](
         page_table, rows, kv_lens, indptr, indices, last_page_lens, page_table.stride(0),
