@@ -3,7 +3,10 @@
 ``tests/gpu/test_ops.py`` has the shapes of real models.
 """
 
+import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -42,6 +45,15 @@ def test_rms_norm(dtype, shape, row_stride):
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 1000), (2, 5120)])
 def test_add_rms_norm(dtype, rows, width):
     CHECKS.add_rms_norm(dtype, rows, width)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1, 7, 96), (2, 8, 128), (3, 5, 1030), (4, 6, 64), (5, 6, 64)]
+)
+def test_linear(dtype, biased, rows, outputs, inputs):
+    CHECKS.linear(dtype, rows, outputs, inputs, biased=biased)
 
 
 @pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
@@ -230,3 +242,19 @@ def test_frequencies_follow_the_softmax():
     counts = torch.bincount(tokens, minlength=5)
     chi_square = ((counts - rows * probs).square() / (rows * probs)).sum()
     assert chi_square < 20, "4 degrees of freedom: 18.5 is exceeded once in 1,000"
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_a_card_and_reads_16_bytes_at_a_time(tmp_path):
+    """What the interpreter takes and the compiler does not; and rows that lose their alignment."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    script = [sys.executable, "-m", "support.compile_kernels", "90"]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    compiled = [json.loads(line) for line in done.stdout.splitlines()]
+    of_rows = {"_apply_plan_kernel", "_advance_rows_kernel"}
+    of_lists = {"_page_indices_kernel", "_pick_kernel"}
+    wide = {one["kernel"] for one in compiled if one["bits"] == 128}
+    assert {one["kernel"] for one in compiled} == wide | of_rows | of_lists
+    assert len(wide) == 10

@@ -1,8 +1,10 @@
 """Which backend is chosen, and what is said when none can be."""
 
 import logging
+from dataclasses import fields
 
 import pytest
+import torch
 
 from minisgl.errors import (
     AmbiguousBackendError,
@@ -10,10 +12,12 @@ from minisgl.errors import (
     UnknownBackendError,
     UnsupportedBackendError,
 )
+from minisgl.kernel import OpTable, Rotation
 from minisgl.plugins import BackendQuery
 from minisgl.plugins.decisions import format_decisions, log_decisions
 from minisgl.plugins.selection import (
     explain_attention,
+    explain_ops,
     select_attention,
     select_kv_pool,
     select_moe,
@@ -305,6 +309,54 @@ def test_an_op_that_two_offer_under_one_name_is_skipped(plugin_site):
     assert table.rms_norm.__module__ == "minisgl.kernel.reference"
 
 
+def test_an_op_made_of_others_is_made_of_the_best_of_them(plugin_site):
+    """Who offers ``rope`` alone is not passed over because ``rope_store`` has a reference."""
+    noted = "lambda: lambda qk, heads, *a, **k: (qk[:, :heads] + 1, qk[:, heads:])"
+    plugin_site.add("acme-a", plugin_code.op("fast", 3, noted, "rope"))
+    table = select_ops(plugin_site.load(), query())
+    qkv, slots = torch.zeros(2, 4, 8), torch.tensor([1, -1])
+    pools = torch.zeros(2, 3, 1, 8)
+    rotation = Rotation(slots, qkv)
+    q = table.rope_store(qkv, 2, 1, rotation, slots, *pools, q_norm=None, k_norm=None, norm_eps=0.0)
+    assert q.eq(1).all()
+    assert q.shape == (2, 2, 8)
+    plugin_site.add("acme-b", plugin_code.op("faster", 3, "lambda: len", "rope_store"))
+    assert select_ops(plugin_site.load(), query()).rope_store.__name__ == "len"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "needs a CUDA device, the device is cpu"),
+        (
+            {"device": "cuda", "compute_capability": (7, 5)},
+            "needs compute capability 8.0, found 7.5",
+        ),
+        (
+            {"device": "cuda", "compute_capability": (9, 0), "dtype": "float64"},
+            "needs float32, bfloat16 or float16, the model runs in float64",
+        ),
+        ({"device": "cuda", "compute_capability": (9, 0)}, None),
+    ],
+)
+def test_triton_says_where_it_can_run(plugin_site, changes, reason, monkeypatch):
+    host = plugin_site.load()
+    monkeypatch.setattr("minisgl.plugins.builtin.find_spec", lambda name: name)
+    names = [entry.name for entry in fields(OpTable)]
+    rows = [row for row in explain_ops(host, query(**changes), names) if row.name == "triton"]
+    assert {row.kind for row in rows} == {f"op {name}" for name in names if name != "linear"}
+    outcome = "chosen" if reason is None else "refused"
+    assert {(row.outcome, row.reason) for row in rows} == {(outcome, reason or "")}
+
+
+def test_triton_is_refused_where_it_is_not_installed(plugin_site, monkeypatch):
+    monkeypatch.setattr("minisgl.plugins.builtin.find_spec", lambda name: None)
+    on_card = query(device="cuda", compute_capability=(9, 0))
+    rows = explain_ops(plugin_site.load(), on_card, ["rms_norm"])
+    (row,) = [row for row in rows if (row.kind, row.name) == ("op rms_norm", "triton")]
+    assert row.reason == "needs the package triton, which is not installed"
+
+
 def test_an_op_that_cannot_be_loaded_stops_the_start(plugin_site):
     plugin_site.add("acme-a", plugin_code.op("fast", 3, "lambda: 1 / 0"))
     with pytest.raises(UnsupportedBackendError) as caught:
@@ -318,8 +370,6 @@ def test_an_op_that_cannot_be_loaded_stops_the_start(plugin_site):
 def test_an_op_that_does_not_exist_is_refused_in_the_table(plugin_site):
     plugin_site.add("acme-a", plugin_code.op("fast", 3, entry="rms_nrm"))
     host = plugin_site.load()
-    from minisgl.plugins.selection import explain_ops
-
     (row,) = [r for r in explain_ops(host, query(), ["rms_norm"]) if r.name == "fast"]
     assert (row.outcome, row.reason) == ("refused", "no such op; known: rms_norm")
 

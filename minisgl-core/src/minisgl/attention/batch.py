@@ -19,7 +19,7 @@ class Batch:
         positions: ``[T]`` int64: position of each token in its sequence.
         slots: ``[T]`` int64: where K and V go, ``page * page_size + offset``; -1 stores nothing.
         sample_indices: ``[S]`` int64: tokens whose logits are wanted; ``None`` means all ``T``.
-        rows: ``[R]`` int64, on the device: rows of the page table.
+        rows: ``[R]`` int64, on the device, contiguous: rows of the page table.
         num_decode_rows: the first so many rows have exactly one token and are decoding.
         query_lens: ``[R]`` int32, host: tokens of each row in this launch.
         kv_lens: ``[R]`` int32, host: tokens of each row that attention sees, these included.

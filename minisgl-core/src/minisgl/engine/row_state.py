@@ -119,6 +119,7 @@ class DeviceChunks:
     __slots__ = ("lengths", "rows", "starts", "token_ids")
 
     def __init__(self, words: torch.Tensor, token_ids: torch.Tensor) -> None:
-        chunks = words.long()
-        self.rows, self.starts, self.lengths = chunks[:, 0], chunks[:, 1], chunks[:, 2]
+        # Each of them contiguous: kernels read them from end to end.
+        columns = words.t().to(torch.int64, memory_format=torch.contiguous_format)
+        self.rows, self.starts, self.lengths = columns[0], columns[1], columns[2]
         self.token_ids = token_ids

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from minisgl.errors import DoesNotFitError
+from minisgl.kernel.reference import store_kv
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 
 
@@ -50,14 +51,8 @@ class MHAKVCachePool(KVCachePool):
         return self._flat[index]
 
     def store(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: int) -> None:
-        """Write K and V of one launch to its slots; see the interface.
-
-        A slot of -1 becomes slot 0, which lies in the dummy page and is never read by a real row.
-        """
-        flat_k, flat_v = self._flat[layer]
-        slots = slots.clamp_min(0)
-        flat_k.index_copy_(0, slots, k)
-        flat_v.index_copy_(0, slots, v)
+        """Write K and V of one launch to its slots; see the interface."""
+        store_kv(k, v, slots, *self._flat[layer])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

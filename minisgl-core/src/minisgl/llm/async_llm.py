@@ -6,9 +6,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Self
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Self
 
 from minisgl.engine.info import EngineInfo
 from minisgl.errors import EngineLostError
@@ -17,6 +15,9 @@ from minisgl.llm.session import Session, to_settings
 from minisgl.message import ErrorReply, TextReply
 from minisgl.request import SamplingParams
 from minisgl.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class AsyncLLM:
         return self._session.info
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer; ``SettingsError`` with ``model.skip_tokenizer_init``."""
         return self._session.require_tokenizer()
 

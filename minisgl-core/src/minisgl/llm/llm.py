@@ -3,10 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from minisgl.engine.info import EngineInfo
 from minisgl.errors import RequestError
@@ -24,6 +23,9 @@ from minisgl.llm.session import Session, to_settings
 from minisgl.message import ErrorReply, GenerateRequest, TextReply
 from minisgl.request import SamplingParams
 from minisgl.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class LLM:
@@ -64,7 +66,7 @@ class LLM:
         return self._session.info
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer; ``SettingsError`` with ``model.skip_tokenizer_init``."""
         return self._session.require_tokenizer()
 

@@ -5,10 +5,9 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from minisgl.bootstrap import build_scheduler, load_host
 from minisgl.errors import EngineLostError, RequestError, SettingsError
@@ -22,8 +21,10 @@ from minisgl.scheduler.transport import MemoryTransport
 from minisgl.settings import Settings, settings_from_keywords
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder
-from minisgl.tokenizer.loading import load_tokenizer
 from minisgl.tokenizer.token_ids import NO_TOKENIZER, TokenIdEncoder, TokenIdStreams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
 
-    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+    def require_tokenizer(self) -> "PreTrainedTokenizerBase":
         """Return the tokenizer.
 
         Raises:
@@ -159,12 +160,15 @@ class Session:
             del self._scheduler
 
     @staticmethod
-    def _load_tokenizer(settings: Settings, host: PluginHost) -> PreTrainedTokenizerBase | None:
+    def _load_tokenizer(settings: Settings, host: PluginHost) -> "PreTrainedTokenizerBase | None":
         if settings.model.skip_tokenizer_init:
             return None
         reference = settings.model.tokenizer or settings.model.path
         assert reference is not None, "the scheduler has refused settings without a model"
         path: Path = host.resolve_checkpoint(reference, settings.model.cache_dir)
+        # transformers' tokenizers bring its text generation along, which takes seconds to import.
+        from minisgl.tokenizer.loading import load_tokenizer
+
         return load_tokenizer(path)
 
     def _check_open(self) -> None:

@@ -78,6 +78,12 @@ def _probe_triton(query: BackendQuery) -> Supported | Unsupported:
     return Supported(prefill_rank=10, decode_rank=10)
 
 
+def _probe_triton_linear(query: BackendQuery) -> Supported | Unsupported:
+    if query.device == "cuda" and query.dtype == "float32":
+        return Unsupported("needs a 16-bit dtype, the model runs in float32")
+    return _probe_triton(query)
+
+
 def _load_triton(op: str) -> Callable[..., Any]:
     from minisgl.kernel import triton
 
@@ -155,6 +161,13 @@ def minisgl_ops() -> Iterable[OpRecord]:
             summary="Matrix products of 2 to 32 rows on a CPU, through torch's own oneDNN",
             probe=_probe_onednn,
             load=_load_onednn_linear,
+        ),
+        OpRecord(
+            op="linear",
+            name="triton",
+            summary="Matrix products of up to 4 rows; cuBLAS for the others",
+            probe=_probe_triton_linear,
+            load=partial(_load_triton, "linear"),
         ),
         *(
             OpRecord(

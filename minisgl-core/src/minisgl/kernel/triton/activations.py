@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernel.triton.launch import factors
+from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 _BLOCK, _NUM_WARPS = 1024, 4
 """Eight elements of each half a thread."""
@@ -24,13 +24,14 @@ def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def _activate(x: torch.Tensor, *, gelu: bool) -> torch.Tensor:
-    if x.dim() != 2 or x.stride(1) != 1:
-        flat = x.reshape(-1, x.shape[-1]).contiguous()
-        return _activate(flat, gelu=gelu).view(*x.shape[:-1], x.shape[-1] // 2)
-    rows, width = x.shape[0], x.shape[1] // 2
+    shape, strides = x.shape, x.stride()
+    if len(shape) != 2 or strides[1] != 1:
+        flat = x.reshape(-1, shape[-1]).contiguous()
+        return _activate(flat, gelu=gelu).view(*shape[:-1], shape[-1] // 2)
+    rows, width = shape[0], shape[1] // 2
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     _gated_kernel[(rows, -(-width // _BLOCK))](
-        x, out, *factors(x.stride(0)), width, gelu, _BLOCK, num_warps=_NUM_WARPS
+        x, out, *factors(strides[0]), width, gelu, _BLOCK, num_warps=_NUM_WARPS, launch_pdl=OVERLAP
     )
     return out
 
@@ -44,6 +45,7 @@ def _gated_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < WIDTH
     gate_ptrs = x_ptr + row * row_stride * FACTOR + columns
+    wait_for_inputs()
     gate = tl.load(gate_ptrs, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + WIDTH, mask=mask, other=0.0).to(tl.float32)
     # For GeGLU, 0.5 * (1 + tanh(y)) is the logistic function of 2y.

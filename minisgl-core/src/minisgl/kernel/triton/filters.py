@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernel.triton.launch import factors
+from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 from minisgl.kernel.triton.sampling import (
     BLOCK,
     NUM_WARPS,
@@ -60,18 +60,18 @@ def sample_filtered(
     draws, search = Draws(logits), _Search(logits)
     row = (logits, *factors(logits.stride(0)), temperature, top_k, top_p)
     sizes = (vocab, search.spans, search.spans_power, search.digits, search.unused_bits, _SPAN)
-    grid = (rows, search.spans)
-    _maxima_kernel[grid](*row[:4], search.maxima, *sizes[:2], _SPAN, num_warps=_SPAN_WARPS)
+    grid, how = (rows, search.spans), {"num_warps": _SPAN_WARPS, "launch_pdl": OVERLAP}
+    _maxima_kernel[grid](*row[:4], search.maxima, *sizes[:2], _SPAN, **how)
     for step in range(2 * search.digits):
         by_mass = step >= search.digits
-        _digit_kernel[grid](*row, *search.state, rows, step, by_mass, *sizes, num_warps=_SPAN_WARPS)
+        _digit_kernel[grid](*row, *search.state, rows, step, by_mass, *sizes, **how)
     outcome = (search.row_max, search.border, search.ties, search.tied)
-    _border_kernel[grid](*row, *search.state, rows, *outcome, BLOCK, *sizes, num_warps=_SPAN_WARPS)
+    _border_kernel[grid](*row, *search.state, rows, *outcome, BLOCK, *sizes, **how)
     draw_blocks_kernel[(rows, draws.blocks)](
         logits, temperature, min_p, *outcome,
         seed, positions, draws.largest, draws.scores, draws.tokens, *factors(logits.stride(0)),
         vocab, draws.blocks, triton.next_power_of_2(draws.blocks), search.unused_bits, True, BLOCK,
-        num_warps=NUM_WARPS,
+        num_warps=NUM_WARPS, launch_pdl=OVERLAP,
     )  # fmt: skip
     return draws.pick(temperature)
 
@@ -135,6 +135,7 @@ def _maxima_kernel(
     VOCAB: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """The largest logit of a span."""
+    wait_for_inputs()
     row, span = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(temperature_ptr + row) > 0.0:
         columns = span * SPAN + tl.arange(0, SPAN)
@@ -150,6 +151,7 @@ def _digit_kernel(
     DIGITS: tl.constexpr, UNUSED_BITS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """One digit of the border: what is at or above each candidate, in one span."""
+    wait_for_inputs()
     row, span = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
@@ -204,6 +206,7 @@ def _border_kernel(
     DIGITS: tl.constexpr, UNUSED_BITS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """Border and ties of both filters together, and where in a span the border's tokens are."""
+    wait_for_inputs()
     row, span = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     if temperature > 0.0:

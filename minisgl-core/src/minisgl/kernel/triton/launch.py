@@ -1,4 +1,16 @@
-"""What the wrappers around kernels share."""
+"""What kernels, and the wrappers around them, share."""
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+OVERLAP: Final = False
+"""Launch while the kernel before still runs (programmatic dependent launch, capability 9.0).
+
+A kernel then waits inside, once it is on the device. Off until it has been measured."""
+
+_OVERLAP = tl.constexpr(OVERLAP)
 
 
 def factors(stride: int) -> tuple[int, int]:
@@ -9,3 +21,11 @@ def factors(stride: int) -> tuple[int, int]:
     compiler that rows begin where accesses of 16 bytes may.
     """
     return (stride // 16, 16) if stride % 16 == 0 else (stride, 1)
+
+
+@triton.jit
+def wait_for_inputs():
+    """Wait for the kernel before this one: nothing may be read or written earlier."""
+    if _OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()

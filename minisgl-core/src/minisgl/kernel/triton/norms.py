@@ -3,11 +3,13 @@
 Compiled per dtype, width, number of heads and distance of heads.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernel.triton.launch import factors
+from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 _TILE = 1024
 """Elements of a program that takes several narrow rows."""
@@ -15,19 +17,16 @@ _TILE = 1024
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Norm over the last dimension of ``x`` ``[T, n]`` or ``[T, heads, n]``; see ``RmsNorm``."""
-    if x.stride(-1) != 1 or x.dim() not in (2, 3):
-        shape = x.shape
+    shape, strides = x.shape, x.stride()
+    if strides[-1] != 1 or len(shape) not in (2, 3):
         return rms_norm(x.reshape(-1, shape[-1]).contiguous(), weight, eps).view(shape)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    width = x.shape[-1]
-    heads, head_stride = (1, 0) if x.dim() == 2 else (x.shape[1], x.stride(1))
-    rows = x.shape[0] * heads
-    block = triton.next_power_of_2(width)
-    tile_rows = max(1, _TILE // block)
+    out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    heads, head_stride = (1, 0) if len(shape) == 2 else (shape[1], strides[1])
+    rows, width = shape[0] * heads, shape[-1]
+    tile_rows, block, num_warps = _tiling(width)
     _rms_norm_kernel[(-(-rows // tile_rows),)](
-        x, weight, out, eps, rows, *factors(x.stride(0)), heads, head_stride, width,
-        tile_rows, block,
-        num_warps=_num_warps(tile_rows * block),
+        x, weight, out, eps, rows, *factors(strides[0]), heads, head_stride, width,
+        tile_rows, block, num_warps=num_warps, launch_pdl=OVERLAP,
     )  # fmt: skip
     return out
 
@@ -36,23 +35,29 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Write the sum into ``residual`` and its norm into ``x``, each ``[T, n]``; returns both."""
-    if x.stride(-1) != 1 or residual.stride(-1) != 1 or x.dim() != 2:
-        shape = x.shape
+    shape, strides, others = x.shape, x.stride(), residual.stride()
+    if len(shape) != 2 or strides[1] != 1 or others[1] != 1:
         flat = x.reshape(-1, shape[-1]).contiguous()
         normed, total = add_rms_norm(flat, residual.reshape(flat.shape).contiguous(), weight, eps)
         return normed.view(shape), total.view(shape)
-    width = x.shape[1]
-    block = triton.next_power_of_2(width)
-    _add_rms_norm_kernel[(x.shape[0],)](
-        x, residual, weight, eps, *factors(x.stride(0)), *factors(residual.stride(0)), width, block,
-        num_warps=_num_warps(block),
+    rows, width = shape
+    _, block, num_warps = _tiling(width)
+    _add_rms_norm_kernel[(rows,)](
+        x, residual, weight, eps, *factors(strides[0]), *factors(others[0]), width, block,
+        num_warps=num_warps, launch_pdl=OVERLAP,
     )  # fmt: skip
     return x, residual
 
 
-def _num_warps(elements: int) -> int:
-    """Eight elements a thread: with 16-bit ones that is one load of 16 bytes."""
-    return min(max(elements // 256, 1), 32)
+@lru_cache
+def _tiling(width: int) -> tuple[int, int, int]:
+    """Return rows of a program, elements of a row, and warps.
+
+    Eight elements a thread, with 16-bit ones a load of 16 bytes; narrow rows share a program.
+    """
+    block = triton.next_power_of_2(width)
+    tile_rows = max(1, _TILE // block)
+    return tile_rows, block, min(max(tile_rows * block // 256, 1), 32)
 
 
 @triton.jit(do_not_specialize=["num_rows", "row_stride"])
@@ -65,8 +70,9 @@ def _rms_norm_kernel(
     columns = tl.arange(0, BLOCK)[None, :]
     mask = columns < WIDTH if TILE_ROWS == 1 else (columns < WIDTH) & (rows < num_rows)
     starts = (rows // HEADS) * row_stride * FACTOR + (rows % HEADS) * HEAD_STRIDE
-    x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
+    wait_for_inputs()
     weight = tl.load(weight_ptr + columns, mask=columns < WIDTH, other=0.0)
+    x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / WIDTH + eps)
     # Rounded before the weight, as the reference does.
     normed = (x * scale).to(out_ptr.dtype.element_ty).to(tl.float32) * weight.to(tl.float32)
@@ -84,9 +90,10 @@ def _add_rms_norm_kernel(
     mask = columns < WIDTH
     x_ptrs = x_ptr + row * x_stride * X_FACTOR + columns
     residual_ptrs = residual_ptr + row * residual_stride * RESIDUAL_FACTOR + columns
+    wait_for_inputs()
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     total = (x + residual).to(residual_ptr.dtype.element_ty)
     tl.store(residual_ptrs, total, mask=mask)
     rounded = total.to(tl.float32)

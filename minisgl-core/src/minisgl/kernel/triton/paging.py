@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
+
 _BLOCK, _NUM_WARPS = 1024, 4
 """Pages that a program copies, and rows whose pages it counts at a time."""
 
@@ -22,10 +24,12 @@ def page_indices(
     last_page_lens: torch.Tensor,
 ) -> None:
     """Flatten the pages of rows; see ``PageIndices``."""
+    assert rows.is_contiguous()
+    assert kv_lens.is_contiguous()
     width = page_table.shape[1]
     _page_indices_kernel[(rows.shape[0], -(-width // _BLOCK))](
         page_table, rows, kv_lens, indptr, indices, last_page_lens, page_table.stride(0),
-        page_size, _BLOCK, num_warps=_NUM_WARPS,
+        page_size, _BLOCK, num_warps=_NUM_WARPS, launch_pdl=OVERLAP,
     )  # fmt: skip
 
 
@@ -41,6 +45,7 @@ def _page_indices_kernel(
 ):  # fmt: skip
     """One row's ``BLOCK`` columns; each program adds up the rows before its own."""
     row, part = tl.program_id(0), tl.program_id(1)
+    wait_for_inputs()
     length = tl.load(kv_lens_ptr + row)
     pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
     if part * BLOCK < pages:

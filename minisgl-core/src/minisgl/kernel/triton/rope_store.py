@@ -3,12 +3,14 @@
 Compiled per dtype, heads, head dim, rotary dim and the pool's strides.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from minisgl.kernel.rotation import Rotation
-from minisgl.kernel.triton.launch import factors
+from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 _TILE_HEADS = 16
 """Heads of one token that a program takes."""
@@ -65,13 +67,14 @@ def store_kv(
 ) -> None:
     """Write K and V to their slots; see ``StoreKV``."""
     tokens, heads, dim = k.shape
-    tile_heads = min(triton.next_power_of_2(heads), _TILE_HEADS)
-    block = triton.next_power_of_2(dim)
-    _store_kernel[(tokens, -(-heads // tile_heads))](
+    # As if each head were one half.
+    programs, (_, block, _, _, tile_heads), num_warps = _layout(heads, dim, 2 * dim)
+    k_strides, v_strides = k.stride(), v.stride()
+    _store_kernel[(tokens, programs)](
         k, v, slots, k_pool, v_pool,
-        *factors(k.stride(0)), k.stride(1), *factors(v.stride(0)), v.stride(1),
-        k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
-        heads, dim, tile_heads, block, num_warps=_num_warps(tile_heads * block),
+        *factors(k_strides[0]), k_strides[1], *factors(v_strides[0]), v_strides[1],
+        *k_pool.stride()[:2], *v_pool.stride()[:2],
+        heads, dim, tile_heads, block, num_warps=num_warps, launch_pdl=OVERLAP,
     )  # fmt: skip
 
 
@@ -93,30 +96,35 @@ def _launch(
 
     ``k`` and ``v`` are written at ``slots``, or at each token's own number without them.
     """
-    if x.stride(2) != 1:
+    row_stride, head_stride, element_stride = x.stride()
+    if element_stride != 1:
         x = x.contiguous()
-    tokens, _, dim = x.shape
-    cos_sin = rotation.cos_sin
-    rotary_dim = cos_sin.shape[1]
-    half, rest = rotary_dim // 2, dim - rotary_dim
-    half_block = triton.next_power_of_2(half)
-    heads = num_q + num_k + num_v
-    tile_heads = min(triton.next_power_of_2(heads), _TILE_HEADS)
+        row_stride, head_stride, _ = x.stride()
+    cos_sin, positions = rotation.cos_sin, rotation.positions
+    dim = q.shape[2]
+    programs, tiles, num_warps = _layout(num_q + num_k + num_v, dim, cos_sin.shape[1])
     normed = q_norm is not None and k_norm is not None
-    _rope_kernel[(tokens, -(-heads // tile_heads))](
-        x, rotation.positions, cos_sin, q_norm if normed else x, k_norm if normed else x,
-        rotation.positions if slots is None else slots, q, k, v, norm_eps,
-        *factors(x.stride(0)), x.stride(1),
-        k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        num_q, num_k, num_v, dim, half, half_block,
-        rest, triton.next_power_of_2(rest) if rest else 1,
-        tile_heads, normed, slots is not None, num_warps=_num_warps(tile_heads * half_block),
+    _rope_kernel[(q.shape[0], programs)](
+        x, positions, cos_sin, q_norm if normed else x, k_norm if normed else x,
+        positions if slots is None else slots, q, k, v, norm_eps,
+        *factors(row_stride), head_stride, *k.stride()[:2], *v.stride()[:2],
+        num_q, num_k, num_v, dim, *tiles, normed, slots is not None,
+        num_warps=num_warps, launch_pdl=OVERLAP,
     )  # fmt: skip
 
 
-def _num_warps(elements: int) -> int:
-    """Eight elements a thread: with 16-bit ones that is one load of 16 bytes."""
-    return min(max(elements // 256, 1), 8)
+@lru_cache
+def _layout(heads: int, dim: int, rotary_dim: int) -> tuple[int, tuple[int, ...], int]:
+    """Return programs of a token, sizes of their tiles, and warps.
+
+    Sizes: half the rotary dim, the power of two that holds it, the rest of a head, the power of two
+    that holds that, heads. Eight elements of a half a thread: with 16-bit ones a load of 16 bytes.
+    """
+    half, rest = rotary_dim // 2, dim - rotary_dim
+    block = triton.next_power_of_2(half)
+    tile_heads = min(triton.next_power_of_2(heads), _TILE_HEADS)
+    tiles = (half, block, rest, triton.next_power_of_2(max(rest, 1)), tile_heads)
+    return -(-heads // tile_heads), tiles, min(max(tile_heads * block // 256, 1), 8)
 
 
 @triton.jit(do_not_specialize=["positions_ptr", "slots_ptr", "row_stride"])
@@ -137,6 +145,7 @@ def _rope_kernel(
     inside = columns < HALF
     dtype = q_ptr.dtype.element_ty
 
+    wait_for_inputs()
     position = tl.load(positions_ptr + token).to(tl.int64)
     place = tl.load(slots_ptr + token).to(tl.int64) if SLOTTED else token
     x_ptrs = x_ptr + token * row_stride * FACTOR + heads * HEAD_STRIDE
@@ -209,6 +218,7 @@ def _store_kernel(
     heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (heads < HEADS) & (columns < DIM)
+    wait_for_inputs()
     k_row = k_ptr + token * k_stride * K_FACTOR
     v_row = v_ptr + token * v_stride * V_FACTOR
     k = tl.load(k_row + heads * K_HEAD_STRIDE + columns, mask=mask)

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernel.triton.launch import factors
+from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 BLOCK, NUM_WARPS = 1024, 4
 """Tokens of a block: eight a thread."""
@@ -34,7 +34,7 @@ def sample_gumbel(
         logits, temperature, temperature, temperature, none, none, none,
         seed, positions, draws.largest, draws.scores, draws.tokens, *factors(logits.stride(0)),
         logits.shape[1], draws.blocks, 1, 0, False, BLOCK,
-        num_warps=NUM_WARPS,
+        num_warps=NUM_WARPS, launch_pdl=OVERLAP,
     )  # fmt: skip
     return draws.pick(temperature)
 
@@ -64,7 +64,8 @@ class Draws:
         out = torch.empty(self.rows, dtype=torch.int64, device=temperature.device)
         _pick_kernel[(self.rows,)](
             self.largest, self.scores, self.tokens, temperature, out,
-            self.blocks, triton.next_power_of_2(self.blocks), num_warps=NUM_WARPS,
+            self.blocks, triton.next_power_of_2(self.blocks),
+            num_warps=NUM_WARPS, launch_pdl=OVERLAP,
         )  # fmt: skip
         return out
 
@@ -152,6 +153,7 @@ def draw_blocks_kernel(
     """The best token of one block; with ``FILTERED`` among those that pass (see ``filters``)."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
+    wait_for_inputs()
     row_ptr = logits_ptr + row * row_stride * FACTOR
     x = load_logits(row_ptr, columns, VOCAB)
     temperature = tl.load(temperature_ptr + row)
@@ -193,6 +195,7 @@ def _pick_kernel(
     largest_ptr, score_ptr, token_ptr, temperature_ptr, out_ptr,
     BLOCKS: tl.constexpr, BLOCKS_POWER: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.arange(0, BLOCKS_POWER)
     mask = blocks < BLOCKS

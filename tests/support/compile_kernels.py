@@ -1,0 +1,80 @@
+"""Compiles every Triton kernel for a card that is not here; run as a script, without interpreter.
+
+Prints one JSON object a compilation: the kernel's name, and its widest read of global memory.
+"""
+
+import json
+import re
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from minisgl.kernel import Rotation
+from minisgl.kernel.rows import DecodeInputs, RowTensors
+
+
+class AbsentCard:
+    """What Triton asks of the driver before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_all(capability: int) -> None:
+    """Call each operation on tensors of the CPU, with launches that end after compiling."""
+    driver.set_active(AbsentCard(capability))
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        reads = re.findall(r"ld\.global\S*?(?:\.v(\d))?\.b(\d+)", kernel.asm["ptx"])
+        widest = max((int(count or 1) * int(bits) for count, bits in reads), default=0)
+        sys.stdout.write(json.dumps({"kernel": self.__name__, "bits": widest}) + "\n")
+
+    JITFunction.run = compile_only
+    call_all(torch.bfloat16)
+
+
+def call_all(dtype: torch.dtype) -> None:
+    from minisgl.kernel import triton as ops
+
+    x, gated = torch.empty(4, 1024, dtype=dtype), torch.empty(4, 6144, dtype=dtype)
+    ops.rms_norm(x, x[0], 1e-6)
+    ops.add_rms_norm(x, x.clone(), x[0], 1e-6)
+    ops.linear(x, torch.empty(1024, 1024, dtype=dtype), None)
+    ops.silu_and_mul(gated)
+    ops.gelu_and_mul(gated)
+    longs, ints = torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int32)
+    floats, table = torch.empty(4), torch.empty(4, 9, dtype=torch.int32)
+    for dim, rotary in ((128, 128), (96, 64)):
+        qkv, weight = torch.empty(4, 32, dim, dtype=dtype), torch.empty(dim, dtype=dtype)
+        pool = torch.empty(9, 8, dim, dtype=dtype)
+        rotation = Rotation(longs, torch.empty(9, rotary))
+        norms: dict[str, Any] = {"q_norm": weight, "k_norm": weight, "norm_eps": 1e-6}
+        ops.rope_store(qkv, 16, 8, rotation, longs, pool, pool, **norms)
+        ops.rope(qkv[:, :24], 16, rotation, **norms)
+        ops.store_kv(qkv[:, 16:24], qkv[:, 24:], longs, pool, pool)
+    ops.page_indices(table, longs, ints, 16, ints, ints, ints)
+    rows = RowTensors(table, longs, longs, longs[:3], floats, floats, floats, longs, longs)
+    ops.apply_plan(ints, rows)
+    ops.advance_rows(rows, DecodeInputs.allocate(3, torch.device("cpu")), 16)
+    logits = torch.empty(4, 151_936, dtype=dtype)
+    ops.sample_gumbel(logits, floats, longs, longs)
+    ops.sample_filtered(logits, floats, longs, floats, floats, longs, longs)
+
+
+if __name__ == "__main__":
+    compile_all(int(sys.argv[1]))
