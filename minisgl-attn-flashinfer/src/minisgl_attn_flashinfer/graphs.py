@@ -13,6 +13,9 @@ only if grid and places stay the same. Two ways, by the number of rows (``schedu
   piece, is not read. Nothing is planned before a replay: the kernels find the lengths in the page
   index, which the graph itself computes at its head. The tensor-core kernel is planned without the
   mode for graphs here, which would write partial results and merge them for nothing.
+  Such a launch has several times more pieces than the device runs at once, so the **longest rows
+  come first**: with a long row among the last, most of the device would wait for it. All rows grow
+  by one token a step, so their order changes only when rows come or go.
 
 ``prepare_capture`` plans with the shortest and the longest rows and compares, ``prepare_replay``
 compares each plan with the recorded one: a difference would mean wrong results, and is an error.
@@ -42,6 +45,8 @@ class GraphPlan:
         kernel, workspace, index: what the launch uses.
         plan_info: numbers that the recording has fixed.
         planned: whether the lengths matter to the schedule, so that each replay is planned.
+        order: int32 on the device: which row is computed when; ``None`` if that is not known.
+        last_order: the same as last written.
     """
 
     run: Run
@@ -51,6 +56,8 @@ class GraphPlan:
     index: PageIndex
     plan_info: tuple[int, ...]
     planned: bool
+    order: torch.Tensor | None
+    last_order: npt.NDArray[np.int32]
 
 
 class FlashInferGraphs:
@@ -127,7 +134,15 @@ class FlashInferGraphs:
                 "flashinfer-python"
             )
         return GraphPlan(
-            kernel.bind(workspace, info, index), rows, kernel, workspace, index, fixed, planned
+            run=kernel.bind(workspace, info, index),
+            num_tokens=rows,
+            kernel=kernel,
+            workspace=workspace,
+            index=index,
+            plan_info=fixed,
+            planned=planned,
+            order=None if planned else kernel.row_order(workspace, info, rows),
+            last_order=np.arange(rows, dtype=np.int32),
         )
 
     def enqueue(self, batch: Batch, plan: GraphPlan) -> None:
@@ -154,9 +169,23 @@ class FlashInferGraphs:
             MinisglError: the plan is not the recorded one; the graph must not be replayed.
         """
         if not plan.planned:
+            self._order_rows(plan, kv_lens, slot)
             return
         info = self._plan(self._hosts[slot], plan.kernel, plan.workspace, kv_lens, graph=True)
         self._check(plan.plan_info, info, plan.num_tokens)
+
+    def _order_rows(self, plan: GraphPlan, kv_lens: npt.NDArray[np.int32], slot: int) -> None:
+        """Let the longest rows be computed first, if they are not already."""
+        if plan.order is None:
+            return
+        order = np.argsort(-kv_lens, kind="stable").astype(np.int32)
+        if np.array_equal(order, plan.last_order):
+            return
+        plan.last_order[:] = order
+        host = self._hosts[slot]
+        host.acquire()
+        plan.order.copy_(host.fill_order(order), non_blocking=True)
+        host.release()
 
     def _plan(
         self,
