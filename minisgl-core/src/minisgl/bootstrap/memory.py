@@ -25,6 +25,9 @@ from minisgl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+_STEP_TOKENS_ON_CPU, _STEP_TOKENS_ON_GPU = 2048, 8192
+"""Token budgets of a step where none is set: what keeps the device busy, and no more."""
+
 
 def plan_pool(
     settings: Settings,
@@ -74,6 +77,12 @@ def plan_pool(
     return plan
 
 
+def step_tokens(settings: Settings, device: torch.device) -> int:
+    """Return the token budget of a step: what the settings say, or what suits the device."""
+    default = _STEP_TOKENS_ON_CPU if device.type == "cpu" else _STEP_TOKENS_ON_GPU
+    return settings.scheduler.max_prefill_tokens or default
+
+
 def smallest(communicator: Communicator, number: int) -> int:
     """Return the smallest of the ranks' numbers, once all of them are here."""
     return int(communicator.all_gather(torch.tensor([number]), dim=0).min())
@@ -100,12 +109,13 @@ def rehearsed(
     if context.device.type == "cpu":
         yield Needs()
         return
+    num_tokens = step_tokens(settings, context.device)
     try:
         context.kv_pool.allocate(2)
         engine = Engine(model, context.attention, info, context.device, context.ops)
         torch.cuda.reset_peak_memory_stats(context.device)
         before = torch.cuda.memory_allocated(context.device)
-        engine.warm_up(settings.scheduler.max_prefill_tokens)
+        engine.warm_up(num_tokens)
         activations = torch.cuda.max_memory_allocated(context.device) - before
         torch.cuda.empty_cache()
         free = measure(context.device).free
@@ -117,9 +127,9 @@ def rehearsed(
             torch.cuda.empty_cache()
     except torch.OutOfMemoryError as error:
         raise DoesNotFitError(
-            f"a step of scheduler.max_prefill_tokens={settings.scheduler.max_prefill_tokens} "
-            f"tokens and scheduler.max_running_requests={info.max_running_requests} requests needs "
-            f"more memory than the weights leave on {context.device}; lower one of them, or "
+            f"a step of scheduler.max_prefill_tokens={num_tokens} tokens and "
+            f"scheduler.max_running_requests={info.max_running_requests} requests needs more "
+            f"memory than the weights leave on {context.device}; lower one of them, or "
             f"engine.cuda_graph_max_rows ({error})"
         ) from error
     yield Needs(activations=activations, graphs=free - measure(context.device).free)
