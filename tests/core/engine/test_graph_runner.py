@@ -101,7 +101,7 @@ class Rig:
         self.runner.record(lambda sizes: sizes)
 
     def add(self, rows: list[int]) -> None:
-        """Let greedy rows decode, each with a page, whose last token is ten times its number."""
+        """Let greedy rows decode, each with a page, whose last token is its own number."""
         added = np.zeros(len(rows), dtype=ROW_PARAMS)
         added["row"], added["top_p"] = rows, 1
         writes = np.array([(row, 0, row + 1) for row in rows], dtype=np.int32)
