@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from minisgl.bootstrap import engine as bootstrap_engine
 from minisgl.bootstrap import memory
 from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed
 from minisgl.engine.info import EngineInfo
@@ -241,3 +242,24 @@ def test_a_pool_too_small_for_the_wanted_length_names_the_settings(
         plan_pool(
             settings, model, context.kv_pool, context.communicator, max_seq_len=64, needs=Needs()
         )
+
+
+@pytest.mark.parametrize(
+    ("device", "most", "expected"),
+    [
+        ("cuda", 8192, [1, 2, 4, 16, 256, 8192]),
+        ("cuda", 64, [1, 2, 4, 16, 64]),
+        ("cuda", 1, [1]),
+        ("cpu", 8192, [1]),
+    ],
+)
+def test_every_kernel_runs_before_the_first_request_with_or_without_graphs(
+    model: BaseLLMModel, context: BuildContext, device: str, most: int, expected: list[int]
+) -> None:
+    """Catches: a request that waits for the compiler, as its step is the first of few tokens."""
+    warmed_up: list[int] = []
+    engine: Any = SimpleNamespace(info=info_of(20), state=None, warm_up=warmed_up.append)
+    settings = settings_for(max_prefill_tokens=most, cuda_graph_max_rows=0)
+    on_device = replace(context, device=torch.device(device))
+    bootstrap_engine._warm_up(engine, settings, model, on_device, progress=False)
+    assert warmed_up == expected

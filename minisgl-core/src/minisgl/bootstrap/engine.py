@@ -328,12 +328,14 @@ def _warm_up(
     progress: bool,
 ) -> None:
     """Do whatever happens only the first time: nothing is compiled or recorded after this."""
-    engine.warm_up()
+    most = settings.scheduler.max_prefill_tokens
+    # A GPU has kernels of their own for products of 1, 2 and up to 4 rows, and for larger ones.
+    sizes = {1} if context.device.type == "cpu" else {1, 2, 4, 16, 256, most}
+    for num_tokens in sorted({min(size, most) for size in sizes}):
+        engine.warm_up(num_tokens)
     runner = make_runner(settings, model, context, engine)
     if runner is None:
         return
-    for num_tokens in {16, 256, settings.scheduler.max_prefill_tokens}:
-        engine.warm_up(min(num_tokens, settings.scheduler.max_prefill_tokens))
     engine.record_graphs(
         runner, lambda sizes: tqdm(sizes, "Recording CUDA graphs", disable=not progress)
     )
