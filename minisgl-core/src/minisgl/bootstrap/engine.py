@@ -327,14 +327,14 @@ def _warm_up(
     progress: bool,
 ) -> None:
     """Do whatever happens only the first time: nothing is compiled or recorded after this."""
-    engine.warm_up()
+    most = step_tokens(settings, context.device)
+    # A GPU has kernels of their own for products of 1, 2 and up to 4 rows, and for larger ones.
+    sizes = {1} if context.device.type == "cpu" else {1, 2, 4, 16, 256, most}
+    for num_tokens in sorted({min(size, most) for size in sizes}):
+        engine.warm_up(num_tokens)
     runner = make_runner(settings, model, context, engine)
     if runner is None:
         return
-    most = step_tokens(settings, context.device)
-    # Products of 1, 2 and 4 rows have kernels of their own.
-    for num_tokens in (2, 4, 16, 256, most):
-        engine.warm_up(min(num_tokens, most))
     engine.record_graphs(
         runner, lambda sizes: tqdm(sizes, "Recording CUDA graphs", disable=not progress)
     )

@@ -119,7 +119,7 @@ def rehearsed(
         activations = torch.cuda.max_memory_allocated(context.device) - before
         torch.cuda.empty_cache()
         free = measure(context.device).free
-        runner = make_runner(settings, model, context, engine)
+        runner = make_runner(settings, model, context, engine, rehearsal=True)
         if runner is not None:
             with torch.inference_mode(), engine.on_stream():
                 runner.record_largest()
@@ -140,9 +140,17 @@ def rehearsed(
 
 
 def make_runner(
-    settings: Settings, model: BaseLLMModel, context: BuildContext, engine: Engine
+    settings: Settings,
+    model: BaseLLMModel,
+    context: BuildContext,
+    engine: Engine,
+    *,
+    rehearsal: bool = False,
 ) -> GraphRunner | None:
-    """Return what records this engine's decode graphs, or ``None`` if nothing can or should."""
+    """Return what records this engine's decode graphs, or ``None`` if nothing can or should.
+
+    If nothing can, the log says why; not in a ``rehearsal``, after which it would say so again.
+    """
     wanted = settings.engine.cuda_graph_max_rows
     max_rows = engine.info.max_running_requests
     max_rows = max_rows if wanted is None else min(wanted, max_rows)
@@ -150,7 +158,10 @@ def make_runner(
         return None
     reason = _no_graphs(model, context)
     if reason is not None:
-        logger.warning("decode runs without CUDA graphs, which is slower: %s", reason)
+        # Whoever runs through transformers' code has been told, or has asked for it.
+        level = logging.INFO if _through_transformers(model) else logging.WARNING
+        if not rehearsal:
+            logger.log(level, "decode runs without CUDA graphs, which is slower: %s", reason)
         return None
     return GraphRunner(model, context.attention, engine.state, graph_sizes(max_rows))
 
@@ -164,3 +175,12 @@ def _no_graphs(model: BaseLLMModel, context: BuildContext) -> str | None:
     if context.ops.apply_plan is rows.apply_plan:
         return "the operations at the head of a graph need Triton"
     return None
+
+
+def _through_transformers(model: BaseLLMModel) -> bool:
+    if model.supports_cuda_graphs:
+        return False
+    # Imported here: it brings all of transformers, which is there already if the answer is yes.
+    from minisgl.models.hf.model import TransformersModel
+
+    return isinstance(model, TransformersModel)
