@@ -159,13 +159,9 @@ def _marked(x, lanes):
     if INTERPRETED:
         return (x & -LANES) | lanes
     return tl.inline_asm_elementwise(
-        "lop3.b32 $0, $1, $2, $3, 0xEA;",
-        "=r,r,r,r",
-        [x, -LANES, lanes],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
+        "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [x, -LANES, lanes], dtype=tl.int32,
+        is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
