@@ -1,6 +1,7 @@
 """Order of the whole suite, and how its property tests draw their examples."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ if not torch.cuda.is_available():
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed before hypothesis' own plugin reads it."""
     choose_seed(config)
+    # A shell that starts this in the background has Ctrl-C ignored, which some tests press.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(

@@ -78,6 +78,23 @@ def test_a_replay_without_splits_costs_no_plan_and_no_copy():
     assert (len(fakes.decode.plans), fakes.stream.place()) == before
 
 
+def test_the_longest_rows_of_a_replay_come_first_and_are_sorted_only_when_rows_change():
+    """Catches: an order from another batch, a copy in every step, a host buffer rewritten early."""
+    rows, fakes, graphs = make()
+    fakes.decode.order = torch.arange(UNSPLIT, dtype=torch.int32)
+    plan = capture(rows, graphs, UNSPLIT)
+    version = fakes.decode.order._version
+    graphs.prepare_replay(plan, lengths(*[9] * UNSPLIT), 0)
+    assert fakes.decode.order._version == version, "equal rows stay as they are"
+    for number in range(3):
+        seen = lengths(3, 300, 7, 7, 20, 1) + number
+        graphs.prepare_replay(plan, seen, number % 2)
+        assert fakes.decode.order.tolist() == [1, 4, 2, 3, 0, 5]
+    assert fakes.decode.order._version == version + 1
+    graphs.prepare_replay(plan, lengths(300, 2, 7, 7, 20, 1), 1)
+    assert fakes.decode.order.tolist() == [0, 4, 2, 3, 1, 5]
+
+
 def test_replays_of_split_rows_alternate_between_two_host_buffers_and_wait_for_copies():
     rows, fakes, graphs = make()
     plan = capture(rows, graphs, SPLIT)
@@ -85,7 +102,7 @@ def test_replays_of_split_rows_alternate_between_two_host_buffers_and_wait_for_c
     fakes.decode.plans.clear()
     fakes.stream.log.clear()
     for number in range(3):
-        graphs.prepare_replay(plan, lengths(300, 2, number + 1), number % 2)
+        graphs.prepare_replay(plan, lengths(300, 2, 16 * number + 20), number % 2)
     first, second, third = (host for host, _, _, _ in fakes.decode.plans)
     assert first is third
     assert first is not second
@@ -93,6 +110,18 @@ def test_replays_of_split_rows_alternate_between_two_host_buffers_and_wait_for_c
     assert {ints.data_ptr() for _, ints, _, _ in fakes.decode.plans} == {
         plan.workspace.ints.data_ptr()
     }
+
+
+def test_split_rows_are_planned_anew_only_when_one_of_them_gets_a_page():
+    """Catches: a schedule that is older than the rows' pages."""
+    rows, fakes, graphs = make()
+    plan = capture(rows, graphs, SPLIT)
+    fakes.decode.plans.clear()
+    planned = []
+    for number, last in enumerate([14, 15, 16, 17, 18, 33, 32, 1]):
+        graphs.prepare_replay(plan, lengths(300, 2, last), number % 2)
+        planned.append(len(fakes.decode.plans))
+    assert planned == [1, 1, 1, 2, 2, 3, 4, 5]
 
 
 def test_graphs_share_the_list_of_pages_and_no_schedule():
@@ -120,7 +149,7 @@ def test_a_plan_unlike_the_recorded_one_is_an_error_before_the_replay():
     plan = capture(rows, graphs, SPLIT)
     fakes.decode.extra = 16
     with pytest.raises(MinisglError, match=r"of 3 rows as \(19, True, True\), but its CUDA graph"):
-        graphs.prepare_replay(plan, lengths(1, 2, 3), 0)
+        graphs.prepare_replay(plan, lengths(100, 2, 3), 0)
 
 
 def test_a_planner_that_goes_by_the_lengths_is_refused_when_recording():

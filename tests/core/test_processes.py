@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from minisgl.message import BackendMessage, Shutdown
-from minisgl.processes import collector_at_rest
+from minisgl.processes import collector_at_rest, no_full_collections
 from support.scheduling import Harness
 
 
@@ -27,6 +27,23 @@ def test_growing_memory_starts_no_full_collection() -> None:
     for _ in range(200_000):
         kept.append([kept])
     assert old_collections() > began, "without it the same growth starts some"
+
+
+def test_blocks_within_blocks_and_side_by_side_leave_the_thresholds_as_they_were() -> None:
+    before = gc.get_threshold()
+    with no_full_collections():
+        at_rest = gc.get_threshold()
+        assert at_rest != before
+        with no_full_collections():
+            assert gc.get_threshold() == at_rest
+        assert gc.get_threshold() == at_rest
+    assert gc.get_threshold() == before
+    first, second = no_full_collections(), no_full_collections()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
 
 
 class Cycle:

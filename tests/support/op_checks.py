@@ -168,8 +168,9 @@ class Checks:
 
         (x,), (out,) = self.run(lambda x: [getattr(self.ops, name)(x)], make)
         by_reference = getattr(reference, name)
-        # torch's gelu is 1 + tanh, which loses digits of small results.
-        least = 0.8 if name == "gelu_and_mul" else 0.97
+        # torch's gelu is 1 + tanh, ours the logistic function: equal in exact numbers. Of such
+        # inputs 7 % in bfloat16 and 3 % in float16 then round to a neighbour, as near the truth.
+        least = 0.9 if name == "gelu_and_mul" else 0.97
         self.close(out, by_reference(x.double()), by_reference(x), least)
 
     def rope_store(

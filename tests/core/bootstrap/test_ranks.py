@@ -9,7 +9,8 @@ import torch
 
 from minisgl.bootstrap import engine as bootstrap_engine
 from minisgl.bootstrap import load_host, ranks
-from minisgl.bootstrap.engine import _share_of_threads, _smallest, survey
+from minisgl.bootstrap.engine import _share_of_threads, survey
+from minisgl.bootstrap.memory import smallest
 from minisgl.bootstrap.ranks import RankJob, build_parallel_engine, serve_rank
 from minisgl.errors import PluginError, SettingsError
 from minisgl.settings import Settings, settings_from_keywords
@@ -27,7 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_smallest_pool_of_all_ranks_is_everybodys() -> None:
-    assert run_ranks(3, lambda c: _smallest(c, [70, 30, 50][c.rank])) == [30, 30, 30]
+    assert run_ranks(3, lambda c: smallest(c, [70, 30, 50][c.rank])) == [30, 30, 30]
 
 
 def test_a_rank_s_backends_are_chosen_for_its_share_of_the_heads(tiny: Path) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from minisgl.errors import UnsupportedBackendError
-from minisgl.kernel.jit import JitLoader
+from minisgl.kernel.jit import JitLoader, compile_extension
 
 CPU = torch.device("cpu")
 SOURCE = """
@@ -89,6 +90,23 @@ def test_a_sealed_loader_builds_nothing_but_has_what_was_built(
     with pytest.raises(UnsupportedBackendError, match=r"a request would wait.*create\(\)"):
         loader.load("kernel", [source], ["-DANSWER=2"])
     assert compiler.num_builds == 1
+
+
+def test_torch_s_builder_is_silent_and_may_flush_its_output(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Catches: output sent to nowhere, which the builder flushes before it runs the compiler."""
+
+    def load(*, name: str, sources: Sequence[str], build_directory: str, **_: object) -> None:
+        print("compiling")  # noqa: T201
+        sys.stdout.flush()
+        assert sources == [str(source)]
+        (Path(build_directory) / f"{name}.so").touch()
+
+    monkeypatch.setattr("torch.utils.cpp_extension.load", load)
+    assert compile_extension("kernel", [source], [], tmp_path) == tmp_path / "kernel.so"
+    assert (tmp_path / "kernel.so").exists()
+    assert capsys.readouterr().out == ""
 
 
 def test_a_compiler_that_fails_is_named_with_the_remedy(tmp_path: Path, source: Path) -> None:

@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from triton import jit
+from triton import language as tl
+
 from minisgl.kernel import OpTable, triton
+from minisgl.kernel.sampling import noise_bits
+from minisgl.kernel.triton.sampling import uniform_noise
 from support.examples import scaled
 from support.op_checks import DTYPES, Checks, check_tokens
 
@@ -230,6 +235,34 @@ def test_a_seeded_row_gets_its_token_in_any_batch():
         assert torch.equal(backwards.flip(0), together)
         alone = draw(logits[2:3], seed=values["seed"][2], position=values["position"][2], **filters)
         assert alone[0] == together[2]
+
+
+@jit
+def _uniform_kernel(seed_ptr, positions_ptr, out_ptr, num: tl.constexpr):
+    row, columns = tl.program_id(0), tl.arange(0, num)
+    seed, position = tl.load(seed_ptr + row), tl.load(positions_ptr + row)
+    uniform = uniform_noise(seed, position, columns.to(tl.uint32))
+    tl.store(out_ptr + row * num + columns, uniform)
+
+
+def test_random_numbers_are_the_references_bit_for_bit():
+    seeds = torch.tensor([0, 1, -1, 2**63 - 1, 77 * 2**33 + 5, -(2**63)], device=CHECKS.device)
+    positions = torch.tensor([0, 1, 2, 40_000, 2**31 - 1, 9], device=CHECKS.device)
+    out = torch.empty(6, 512, device=CHECKS.device)
+    _uniform_kernel[(6,)](seeds, positions, out, 512)
+    bits = noise_bits(seeds, positions, torch.arange(512, device=CHECKS.device))
+    assert torch.equal(out, (((bits >> 9) & 0x7FFFFF).float() + 0.5) / 2**23)
+
+
+@pytest.mark.parametrize("num_likely", [1, 2, 5, 1024])
+def test_blocks_of_few_or_many_likely_tokens_draw_the_references(num_likely):
+    """With few of them any noise can win; with many, only the largest."""
+    rows = 400 if ON_CARD else 60
+    logits = torch.full((rows, 1024), -60.0, device=CHECKS.device)
+    logits[:, :num_likely] = CHECKS.randn(5, rows, num_likely, dtype=torch.float32)
+    params = params_of(rows, seed=torch.arange(rows))
+    tokens = OPS.sample_gumbel(logits, params[0], *params[4:])
+    check_tokens(tokens, logits, *params)
 
 
 def test_frequencies_follow_the_softmax():

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,3 +132,30 @@ def test_failures_and_early_ends_get_one_terminal_event() -> None:
     assert (replies[0].message, replies[0].status) == ("broken", 500)  # type: ignore[union-attr]
     assert replies[1].finish_reason == "abort"  # type: ignore[union-attr]
     assert streams.num_open == 0
+
+
+def test_its_start_imports_neither_text_generation_nor_a_compiler(tmp_path: Path) -> None:
+    """They are a thousand modules, which take seconds; a configuration's docstring asks for them.
+
+    Newer versions of transformers import less there, so the module that leads to them is named
+    too. Llama's configuration imports some of them by itself.
+    """
+    config = build_tiny_model("Qwen3ForCausalLM").config
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    code = f"""
+        import sys
+        from minisgl import LLM
+        options = {{"skip_tokenizer_init": True, "load_format": "dummy", "num_pages": 100}}
+        with LLM({str(tmp_path)!r}, progress=False, **options) as llm:
+            assert llm.generate([5, 6, 7], progress=False)
+        heavy = ("transformers.models.auto.auto_factory", "transformers.generation.utils",
+                 "transformers.modeling_utils", "torch._dynamo", "torch._inductor",
+                 "torch.distributed.tensor", "sympy", "sklearn", "scipy", "pandas")
+        print([name for name in heavy if name in sys.modules])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

@@ -1,6 +1,8 @@
 """Each way in which a plugin can fail to load, and what is said about it."""
 
+import importlib.metadata
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -299,3 +301,36 @@ def test_a_failure_of_core_is_fatal_whatever_else_fails(plugin_site):
     plugin_site.add("acme-thief", "", entry_points=["a = minisgl.plugins.builtin"])
     with pytest.raises(PluginError, match=r"minisgl-core 0\.1\.0 \(register: "):
         plugin_site.load()
+
+
+def test_a_copy_without_a_plugin_that_comes_first_on_the_path_hides_the_other(
+    plugin_site, tmp_path, monkeypatch
+):
+    plugin_site.add("acme-attn", plugin_code.attention())
+    first = tmp_path / "first"
+    plugin_site.add(
+        "acme-attn", plugin_code.attention(), version="0.9", folder=first, entry_points=[]
+    )
+    monkeypatch.syspath_prepend(str(first))
+    assert "acme-attn" not in dict(plugin_site.load().fingerprint())
+    (first / "acme_attn-0.9.dist-info" / "METADATA").unlink()
+    importlib.invalidate_caches()
+    host = plugin_site.load()
+    assert dict(host.fingerprint())["acme-attn"] == "1.0", "remains of an installation hide nothing"
+
+
+def test_metadata_of_distributions_without_a_plugin_are_not_parsed(plugin_site, monkeypatch):
+    """There may be hundreds, with long descriptions."""
+    plugin_site.add("acme-attn", plugin_code.attention())
+    plugin_site.add("other", "", entry_points=[])
+    read = []
+    text_of = importlib.metadata.PathDistribution.read_text
+
+    def noting(self, name):
+        read.append((Path(self._path).name, name))
+        return text_of(self, name)
+
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", noting)
+    plugin_site.load()
+    assert ("acme_attn-1.0.dist-info", "METADATA") in read
+    assert ("other-1.0.dist-info", "METADATA") not in read

@@ -1,8 +1,11 @@
 """Who computes a model: a plugin, or transformers' own code; and what is said about it."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from minisgl.errors import AmbiguousBackendError, UnknownBackendError
+from minisgl.models.hf import architectures
 from minisgl.plugins.model_selection import select_model
 
 MODELS = """
@@ -97,7 +100,8 @@ def test_choosing_a_plugin_imports_no_modelling_code(plugin_site):
     from minisgl.plugins.host import load_plugins
     from minisgl.plugins.model_selection import select_model
     assert not select_model(load_plugins(), ["Olmo2ForCausalLM"]).through_transformers
-    print("transformers.modeling_utils" in sys.modules)
+    heavy = ("transformers.modeling_utils", "transformers.models.auto.auto_factory")
+    print(any(name in sys.modules for name in heavy))
     """
     done = plugin_site.python(code)
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
@@ -117,3 +121,20 @@ def test_the_warning_cites_a_package_that_failed_or_is_disabled(plugin_site):
     assert "the fast version is in minisgl-models (pip install minisgl-models)." in warning
     assert "Failed to load: broken 1.0" in warning
     assert "Disabled: minisgl-models." in warning
+
+
+def test_the_names_in_the_source_of_transformers_are_all_that_it_has():
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert architectures.written_names() == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert architectures.known_architectures() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+@pytest.mark.parametrize("source", ["", "X = 1", "NAMES = OrderedDict(\n    list(pairs)\n)\n"])
+def test_a_source_that_does_not_spell_them_out_is_imported(monkeypatch, tmp_path, source):
+    file = tmp_path / "names.py"
+    file.write_text(f"\n{source}".replace("NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
+    spec = SimpleNamespace(origin=str(file))
+    monkeypatch.setattr(architectures, "find_spec", lambda _: spec)
+    assert architectures.written_names() is None
+    assert "LlamaForCausalLM" in architectures.known_architectures()

@@ -336,7 +336,7 @@ def test_an_op_made_of_others_is_made_of_the_best_of_them(plugin_site):
             {"device": "cuda", "compute_capability": (9, 0), "dtype": "float64"},
             "needs float32, bfloat16 or float16, the model runs in float64",
         ),
-        ({"device": "cuda", "compute_capability": (9, 0)}, None),
+        ({"device": "cuda", "compute_capability": (9, 0), "dtype": "bfloat16"}, None),
     ],
 )
 def test_triton_says_where_it_can_run(plugin_site, changes, reason, monkeypatch):
@@ -344,9 +344,18 @@ def test_triton_says_where_it_can_run(plugin_site, changes, reason, monkeypatch)
     monkeypatch.setattr("minisgl.plugins.builtin.find_spec", lambda name: name)
     names = [entry.name for entry in fields(OpTable)]
     rows = [row for row in explain_ops(host, query(**changes), names) if row.name == "triton"]
-    assert {row.kind for row in rows} == {f"op {name}" for name in names if name != "linear"}
+    assert {row.kind for row in rows} == {f"op {name}" for name in names}
     outcome = "chosen" if reason is None else "refused"
     assert {(row.outcome, row.reason) for row in rows} == {(outcome, reason or "")}
+
+
+def test_triton_leaves_products_in_float32_to_cublas(plugin_site, monkeypatch):
+    monkeypatch.setattr("minisgl.plugins.builtin.find_spec", lambda name: name)
+    on_card = query(device="cuda", compute_capability=(9, 0))
+    names = [entry.name for entry in fields(OpTable)]
+    rows = [r for r in explain_ops(plugin_site.load(), on_card, names) if r.name == "triton"]
+    refused = {row.kind: row.reason for row in rows if row.outcome == "refused"}
+    assert refused == {"op linear": "needs a 16-bit dtype, the model runs in float32"}
 
 
 def test_triton_is_refused_where_it_is_not_installed(plugin_site, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import minisgl
+from minisgl.plugins.discovery import find_candidates
 from minisgl.settings import ResolvedSettings, Settings
 from minisgl.settings.resolve import setting_value
 
@@ -65,13 +66,10 @@ def find_commit() -> str | None:
 
 def versions() -> dict[str, str]:
     """Return the version of Python and of each installed package that matters to speed."""
-    ours = {
-        name
-        for found in metadata.distributions()
-        if (name := found.metadata["Name"]) and name.startswith("minisgl-")
-    }
+    plugins = [one.distribution for one in find_candidates()]
+    ours = [name for name in plugins if name.startswith("minisgl-")]
     found = {"python": platform.python_version()}
-    for name in (*_PACKAGES, *sorted(ours)):
+    for name in (*_PACKAGES, *ours):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

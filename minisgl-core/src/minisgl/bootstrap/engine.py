@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
-from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed
+from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed, step_tokens
 from minisgl.distributed.communicator import Communicator, SingleCommunicator
 from minisgl.engine.engine import Engine
 from minisgl.engine.info import EngineInfo
@@ -292,8 +292,7 @@ def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[De
         hidden_size=config.hidden_size,
         intermediate_size=shard_size(moe.intermediate_size, site.query.tensor_parallel_size),
         activation=config.activation,
-        max_num_tokens=settings.scheduler.max_prefill_tokens
-        + settings.scheduler.max_running_requests,
+        max_num_tokens=step_tokens(settings, site.device) + settings.scheduler.max_running_requests,
         jit=jit,
     )
     return chosen.record.create(context, chosen.settings), chosen.table
@@ -328,12 +327,14 @@ def _warm_up(
     progress: bool,
 ) -> None:
     """Do whatever happens only the first time: nothing is compiled or recorded after this."""
-    engine.warm_up()
+    most = step_tokens(settings, context.device)
+    # A GPU has kernels of their own for products of 1, 2 and up to 4 rows, and for larger ones.
+    sizes = {1} if context.device.type == "cpu" else {1, 2, 4, 16, 256, most}
+    for num_tokens in sorted({min(size, most) for size in sizes}):
+        engine.warm_up(num_tokens)
     runner = make_runner(settings, model, context, engine)
     if runner is None:
         return
-    for num_tokens in {16, 256, settings.scheduler.max_prefill_tokens}:
-        engine.warm_up(min(num_tokens, settings.scheduler.max_prefill_tokens))
     engine.record_graphs(
         runner, lambda sizes: tqdm(sizes, "Recording CUDA graphs", disable=not progress)
     )

@@ -25,6 +25,9 @@ from minisgl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+_STEP_TOKENS_ON_CPU, _STEP_TOKENS_ON_GPU = 2048, 8192
+"""Token budgets of a step where none is set: what keeps the device busy, and no more."""
+
 
 def plan_pool(
     settings: Settings,
@@ -74,6 +77,12 @@ def plan_pool(
     return plan
 
 
+def step_tokens(settings: Settings, device: torch.device) -> int:
+    """Return the token budget of a step: what the settings say, or what suits the device."""
+    default = _STEP_TOKENS_ON_CPU if device.type == "cpu" else _STEP_TOKENS_ON_GPU
+    return settings.scheduler.max_prefill_tokens or default
+
+
 def smallest(communicator: Communicator, number: int) -> int:
     """Return the smallest of the ranks' numbers, once all of them are here."""
     return int(communicator.all_gather(torch.tensor([number]), dim=0).min())
@@ -100,16 +109,17 @@ def rehearsed(
     if context.device.type == "cpu":
         yield Needs()
         return
+    num_tokens = step_tokens(settings, context.device)
     try:
         context.kv_pool.allocate(2)
         engine = Engine(model, context.attention, info, context.device, context.ops)
         torch.cuda.reset_peak_memory_stats(context.device)
         before = torch.cuda.memory_allocated(context.device)
-        engine.warm_up(settings.scheduler.max_prefill_tokens)
+        engine.warm_up(num_tokens)
         activations = torch.cuda.max_memory_allocated(context.device) - before
         torch.cuda.empty_cache()
         free = measure(context.device).free
-        runner = make_runner(settings, model, context, engine)
+        runner = make_runner(settings, model, context, engine, rehearsal=True)
         if runner is not None:
             with torch.inference_mode(), engine.on_stream():
                 runner.record_largest()
@@ -117,9 +127,9 @@ def rehearsed(
             torch.cuda.empty_cache()
     except torch.OutOfMemoryError as error:
         raise DoesNotFitError(
-            f"a step of scheduler.max_prefill_tokens={settings.scheduler.max_prefill_tokens} "
-            f"tokens and scheduler.max_running_requests={info.max_running_requests} requests needs "
-            f"more memory than the weights leave on {context.device}; lower one of them, or "
+            f"a step of scheduler.max_prefill_tokens={num_tokens} tokens and "
+            f"scheduler.max_running_requests={info.max_running_requests} requests needs more "
+            f"memory than the weights leave on {context.device}; lower one of them, or "
             f"engine.cuda_graph_max_rows ({error})"
         ) from error
     yield Needs(activations=activations, graphs=free - measure(context.device).free)
@@ -130,9 +140,17 @@ def rehearsed(
 
 
 def make_runner(
-    settings: Settings, model: BaseLLMModel, context: BuildContext, engine: Engine
+    settings: Settings,
+    model: BaseLLMModel,
+    context: BuildContext,
+    engine: Engine,
+    *,
+    rehearsal: bool = False,
 ) -> GraphRunner | None:
-    """Return what records this engine's decode graphs, or ``None`` if nothing can or should."""
+    """Return what records this engine's decode graphs, or ``None`` if nothing can or should.
+
+    If nothing can, the log says why; not in a ``rehearsal``, after which it would say so again.
+    """
     wanted = settings.engine.cuda_graph_max_rows
     max_rows = engine.info.max_running_requests
     max_rows = max_rows if wanted is None else min(wanted, max_rows)
@@ -140,7 +158,10 @@ def make_runner(
         return None
     reason = _no_graphs(model, context)
     if reason is not None:
-        logger.warning("decode runs without CUDA graphs, which is slower: %s", reason)
+        # Whoever runs through transformers' code has been told, or has asked for it.
+        level = logging.INFO if _through_transformers(model) else logging.WARNING
+        if not rehearsal:
+            logger.log(level, "decode runs without CUDA graphs, which is slower: %s", reason)
         return None
     return GraphRunner(model, context.attention, engine.state, graph_sizes(max_rows))
 
@@ -154,3 +175,12 @@ def _no_graphs(model: BaseLLMModel, context: BuildContext) -> str | None:
     if context.ops.apply_plan is rows.apply_plan:
         return "the operations at the head of a graph need Triton"
     return None
+
+
+def _through_transformers(model: BaseLLMModel) -> bool:
+    if model.supports_cuda_graphs:
+        return False
+    # Imported here: it brings all of transformers, which is there already if the answer is yes.
+    from minisgl.models.hf.model import TransformersModel
+
+    return isinstance(model, TransformersModel)

@@ -1,6 +1,7 @@
 """From settings and plugins to a scheduler that is ready to serve."""
 
-from minisgl.bootstrap.engine import build_engine, survey
+from minisgl.bootstrap.engine import build_engine, resolve_device, survey
+from minisgl.bootstrap.memory import step_tokens
 from minisgl.bootstrap.ranks import build_parallel_engine
 from minisgl.plugins.host import PluginHost, load_plugins
 from minisgl.plugins.selection import select_prefix_cache
@@ -45,7 +46,7 @@ def build_scheduler(
         engine,
         chosen_cache.record.create(info.page_size, chosen_cache.settings),
         transport,
-        max_step_tokens=scheduler.max_prefill_tokens,
+        max_step_tokens=step_tokens(settings, resolve_device(settings.engine.device)),
         policy=scheduler.policy,
         order=scheduler.order,
         overlap=_on(scheduler.overlap, auto=info.asynchronous),

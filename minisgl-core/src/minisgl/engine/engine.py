@@ -223,7 +223,8 @@ class Engine:
         """Return one token, int64, of each of ``rows``, the launch's rows at ``places``."""
         state, mirror, host_rows = self.state.rows, self._mirror, launch.rows[places]
         for place, token_ids in mirror.banned(host_rows, launch.ends[places]):
-            logits[place, self._upload(token_ids.astype(np.int64))] = float("-inf")
+            on_device = self._upload(token_ids.astype(np.int64))
+            logits[place].index_fill_(0, on_device, float("-inf"))
         params = SamplingTensors(
             temperature=state.temperature[rows],
             top_k=state.top_k[rows],

@@ -8,6 +8,7 @@ the device. Once the engine is ready its loader is sealed: no request ever waits
 import contextlib
 import hashlib
 import importlib.util
+import io
 import logging
 import os
 import shutil
@@ -119,7 +120,8 @@ def compile_extension(
     """Build with torch's extension builder, for the device at hand; returns the built file."""
     from torch.utils import cpp_extension
 
-    with contextlib.redirect_stdout(None):
+    # What the builder prints is no part of this program's output; its errors hold the compiler's.
+    with contextlib.redirect_stdout(io.StringIO()):
         cpp_extension.load(
             name=module_name,
             sources=[str(source) for source in sources],

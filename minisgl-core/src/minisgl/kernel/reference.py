@@ -88,7 +88,7 @@ def page_indices(
     """Flatten the pages of rows; entries of ``indices`` beyond the last row's are left alone."""
     num_pages = (kv_lens + page_size - 1) // page_size
     last_page_lens.copy_(kv_lens - (num_pages - 1) * page_size)
-    indptr[0] = 0
+    indptr[:1].zero_()  # a 0 assigned to an element is copied from the host, which waits
     torch.cumsum(num_pages, 0, dtype=torch.int32, out=indptr[1:])
     # Columns behind a row's last page write that page once more, where it is already: so shapes
     # depend on no length, and nothing has to wait for the device.

@@ -21,6 +21,7 @@ from minisgl.llm.results import (
 )
 from minisgl.llm.session import Session, to_settings
 from minisgl.message import ErrorReply, GenerateRequest, TextReply
+from minisgl.processes import no_full_collections
 from minisgl.request import SamplingParams
 from minisgl.settings import Settings
 
@@ -190,9 +191,8 @@ class LLM:
     ) -> None:
         """Step until every answer is complete."""
         open_answers = list(answers)
-        with tqdm(
-            total=len(answers), desc="Generating", unit="prompt", disable=not progress
-        ) as bar:
+        bar = tqdm(total=len(answers), desc="Generating", unit="prompt", disable=not progress)
+        with bar, no_full_collections():
             while open_answers:
                 self._session.step()
                 still_open = [answer for answer in open_answers if not answer.done]

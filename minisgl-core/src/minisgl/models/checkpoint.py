@@ -5,8 +5,10 @@ along (``auto_map``) is never executed.
 """
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +137,32 @@ def load_hf_config(path: Path) -> Any:
         known = values.get("model_type") in _known_model_types()
         if not known:
             return PreTrainedConfig.from_dict(values)
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+        with configurations_alone():
+            return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers' validation raises a type per field
         raise ModelLoadError(f"{file} is no valid configuration: {error}") from error
+
+
+@contextmanager
+def configurations_alone() -> Iterator[None]:
+    """Let transformers import configuration classes without its models.
+
+    Its decorator of docstrings looks up the name of each configuration's model. In 5.17 that
+    imports text generation and all that this brings along: a thousand modules, seconds. In here
+    those docstrings name the configuration class instead.
+    """
+    # Not by attribute: the package has a function of the module's name.
+    module = sys.modules.get("transformers.utils.auto_docstring")
+    places = getattr(module, "PLACEHOLDER_TO_AUTO_MODULE", {})
+    models, configs = places.get("model_class"), places.get("config_class")
+    if None in (models, configs) or models == configs:
+        yield
+        return
+    places["model_class"] = configs
+    try:
+        yield
+    finally:
+        places["model_class"] = models
 
 
 def architectures_of(hf_config: Any, path: Path) -> tuple[str, ...]:

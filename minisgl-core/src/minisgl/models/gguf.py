@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from minisgl.errors import ModelLoadError
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import inverse_frequencies
-from minisgl.models.checkpoint import Checkpoint
+from minisgl.models.checkpoint import Checkpoint, configurations_alone
 from minisgl.models.gguf_file import GGUFFile
 
 _ARCHITECTURES = {
@@ -160,7 +160,8 @@ def read_hf_config(file: GGUFFile) -> Any:
             "norm_topk_prob": True,
         }
     values["rope_parameters"] = _rope_parameters(file, name, values["head_dim"])
-    return AutoConfig.for_model(model_type, **values)
+    with configurations_alone():
+        return AutoConfig.for_model(model_type, **values)
 
 
 def _rope_parameters(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:

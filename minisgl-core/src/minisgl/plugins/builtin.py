@@ -79,9 +79,10 @@ def _probe_triton(query: BackendQuery) -> Supported | Unsupported:
 
 
 def _probe_triton_linear(query: BackendQuery) -> Supported | Unsupported:
-    if query.device == "cuda" and query.dtype == "float32":
+    answer = _probe_triton(query)
+    if isinstance(answer, Supported) and query.dtype == "float32":
         return Unsupported("needs a 16-bit dtype, the model runs in float32")
-    return _probe_triton(query)
+    return answer
 
 
 def _load_triton(op: str) -> Callable[..., Any]:

@@ -44,26 +44,32 @@ def find_candidates() -> list[Candidate]:
     """
     core = Candidate(CORE, core_version(), (), ("minisgl.plugins.builtin",))
     found = {CORE: core}
-    seen: set[str] = set()
-    for candidate in _candidates(seen):
+    for candidate in _candidates():
         found.setdefault(candidate.distribution, candidate)
     return [found[name] for name in sorted(found)]
 
 
-def _candidates(seen: set[str]) -> Iterator[Candidate]:
+def _candidates() -> Iterator[Candidate]:
+    seen: set[str] = set()
     for distribution in metadata.distributions():
-        name = _name(distribution)
-        if name is None:
+        # Entry points first: hundreds of others have none, and long metadata that need no parsing.
+        if not _modules(distribution):
             continue
-        modules = tuple(e.value for e in distribution.entry_points if e.group == GROUP)
-        if name in seen:
-            if modules:
-                logger.debug("another copy of %s on sys.path is not used", name)
+        name = _name(distribution)
+        if name is None or name in seen:
             continue
         seen.add(name)
-        if modules:
-            requirements = tuple(distribution.requires or ())
-            yield Candidate(name, distribution.version or "unknown", requirements, modules)
+        first = next(one for one in metadata.distributions(name=name) if _name(one) == name)
+        modules = _modules(first)
+        if not modules:
+            logger.debug("another copy of %s on sys.path is not used", name)
+            continue
+        requirements = tuple(first.requires or ())
+        yield Candidate(name, first.version or "unknown", requirements, modules)
+
+
+def _modules(distribution: metadata.Distribution) -> tuple[str, ...]:
+    return tuple(entry.value for entry in distribution.entry_points if entry.group == GROUP)
 
 
 def _name(distribution: metadata.Distribution) -> str | None:

@@ -156,8 +156,11 @@ class SchedulerSettings(Section):
     """How steps are filled and launched."""
 
     max_running_requests: int = Field(256, ge=1, description="Most requests of one step.")
-    max_prefill_tokens: int = Field(
-        2048, ge=1, description="Token budget of a step; longer prompts are computed in chunks."
+    max_prefill_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Token budget of a step; longer prompts are computed in chunks. By default,"
+        " 2048 on a CPU and 8192 on a GPU.",
     )
     policy: Literal["decode-first", "prefill-first"] = Field(
         "decode-first",

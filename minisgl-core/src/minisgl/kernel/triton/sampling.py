@@ -11,8 +11,11 @@ import triton.language as tl
 
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
-BLOCK, NUM_WARPS = 1024, 4
-"""Tokens of a block: eight a thread."""
+BLOCK, NUM_WARPS = 1024, 1
+"""Tokens of a block: 32 a thread, and no warp waits for another one."""
+
+LANES = tl.constexpr(8)
+"""Neighbouring tokens of a thread, 16 bytes of a half-precision row."""
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Without a GPU there is no assembly either."""
@@ -23,8 +26,8 @@ def sample_gumbel(
 ) -> torch.Tensor:
     """Return the next tokens; see ``SampleGumbel``.
 
-    The random bits are the reference's; its logarithms are approximated, so where two scores are
-    within 1e-5 of each other the other token may win.
+    The random bits are the reference's; logarithms and powers are approximated, so where two
+    scores are within 1e-5 of each other the other token may win.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -114,27 +117,64 @@ def log2(x):
 
 
 @triton.jit
-def gumbel_noise(seed, position, tokens):
-    """Return the noise of a row's tokens (uint32), float32, but for a constant and a factor.
+def exp2(x):
+    """Power of two within 2^-22, relative; without the care that tiny results would take."""
+    if INTERPRETED:
+        return tl.exp2(x)
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
 
-    Powers of two for the reference's powers of e: 1 / ln(2) times its noise, plus log2(ln(2)),
-    within 1e-5.
-    """
+
+@triton.jit
+def uniform_noise(seed, position, tokens):
+    """Return a row's random numbers between 0 and 1, float32; the reference's, bit for bit."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     place = position.to(tl.uint32)
     first = mix(low ^ mix(place * 0x9E3779B9 + high))
     second = mix(first * 0x9E3779B9 + (high ^ place))
-    bits = mix(mix(tokens * 0x9E3779B9 + first) ^ second)
-    # 23 random bits as the mantissa of a number in [1, 2); exact, like the reference's uniform.
-    uniform = ((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - (1.0 - 2.0**-24)
-    # -log2(1 - rest): a series where the logarithm would lose digits, which is where winners are.
-    rest = 1.0 - uniform
-    series = 0.28853900817779268 + rest * 0.24044917348149390
-    series = 0.36067376022224085 + rest * series
-    series = 0.48089834696298783 + rest * series
-    series = 0.72134752044448170 + rest * series
-    series = 1.44269504088896341 + rest * series
-    return -log2(tl.where(rest < 0.04, rest * series, -log2(uniform)))
+    bits = tokens * 0x9E3779B9 + first
+    bits = (bits ^ (bits >> 16) ^ second) * 0x21F0AAAD
+    bits = (bits ^ (bits >> 15)) * 0xD35A2D97
+    # 23 random bits as the mantissa of a number in [1, 2).
+    return ((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - (1.0 - 2.0**-24)
+
+
+@triton.jit
+def least_wait(uniform, ratios):
+    """Return what exponential noise is at least, times ``ratios``; exact up to uniform 0.3.
+
+    That is ``-ln(1 - uniform)``, by a polynomial within 2e-6, which beyond 0.3 lies below it.
+    """
+    series = 0.18726901 + uniform * 0.40624898
+    series = 0.34056345 + uniform * series
+    series = 0.49971689 + uniform * series
+    series = 1.00000175 + uniform * series
+    return series * uniform * ratios
+
+
+@triton.jit
+def _marked(x, lanes):
+    """Return ``x`` with the lane as its last bits, in one instruction."""
+    if INTERPRETED:
+        return (x & -LANES) | lanes
+    return tl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [x, -LANES, lanes], dtype=tl.int32,
+        is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def first_wait(waits):
+    """Return the least of ``waits``, ``[groups, lanes]`` and not negative, and its place.
+
+    Within a group the lane travels in the last bits, which takes up to 2^-20 from the wait.
+    """
+    groups, lanes = tl.arange(0, waits.shape[0]), tl.arange(0, LANES)[None, :]
+    marked = tl.min(_marked(waits.to(tl.int32, bitcast=True), lanes), axis=1)
+    best = tl.min(marked, axis=0)
+    group = tl.min(tl.where(marked == best, groups, waits.shape[0]), axis=0)
+    return (best & -LANES).to(tl.float32, bitcast=True), group * LANES + (best & (LANES - 1))
 
 
 @triton.jit(
@@ -150,27 +190,32 @@ def draw_blocks_kernel(
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_POWER: tl.constexpr,
     UNUSED_BITS: tl.constexpr, FILTERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The best token of one block; with ``FILTERED`` among those that pass (see ``filters``)."""
+    """The best token of one block; with ``FILTERED`` among those that pass (see ``filters``).
+
+    Instead of the largest logit plus noise, the least exponential noise ("wait") over likelihood:
+    the same token, and one power of two less. For all but a few blocks a polynomial settles it.
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    columns = block * BLOCK + tl.arange(0, BLOCK)
+    groups = block * (BLOCK // LANES) + tl.arange(0, BLOCK // LANES)
+    columns = groups[:, None] * LANES + tl.arange(0, LANES)[None, :]
     wait_for_inputs()
     row_ptr = logits_ptr + row * row_stride * FACTOR
     x = load_logits(row_ptr, columns, VOCAB)
     temperature = tl.load(temperature_ptr + row)
-    scale = scale_of(temperature)
-    largest = tl.max(x, axis=0)
-    scores = (x - tl.where(largest == float("-inf"), 0.0, largest)) * scale
+    largest = tl.max(tl.max(x, axis=1), axis=0)
+    score = tl.full((), 0.0, tl.float32)
     if temperature > 0.0:
         if FILTERED:
             border = tl.load(border_ptr + row)
             # Most blocks have no token that passes: nothing of theirs needs noise.
             hopeful = (ordered(largest) >> UNUSED_BITS) >= border
-            scores = tl.where(hopeful, scores, float("-inf"))
         else:
             hopeful = True
+        place = tl.full((), 0, tl.int32)
+        score = tl.full((), float("-inf"), tl.float32)
         if hopeful:
-            seed, position = tl.load(seed_ptr + row), tl.load(positions_ptr + row)
-            scores += gumbel_noise(seed, position, columns.to(tl.uint32))
+            scale = scale_of(temperature)
+            ratios = exp2((tl.where(largest == float("-inf"), 0.0, largest) - x) * scale)
             if FILTERED:
                 likely = (x - tl.load(row_max_ptr + row)) * scale
                 passes = likely >= tl.log2(tl.load(min_p_ptr + row))
@@ -180,13 +225,26 @@ def draw_blocks_kernel(
                 tied = (keys == border).to(tl.int32)
                 earlier = (others < block) & (ties > 0)
                 before = tl.load(tied_ptr + row * BLOCKS + others, mask=earlier, other=0)
-                rank = tl.sum(before, axis=0) + tl.cumsum(tied, axis=0)
+                rank = tl.cumsum(tl.reshape(tied, (BLOCK,)), axis=0)
+                rank = tl.sum(before, axis=0) + tl.reshape(rank, (BLOCK // LANES, LANES))
                 passes &= (keys > border) | ((tied > 0) & (rank <= ties))
-                scores = tl.where(passes, scores, float("-inf"))
-    best, place = tl.max(scores, axis=0, return_indices=True)
+                ratios = tl.where(passes, ratios, float("inf"))
+            seed, position = tl.load(seed_ptr + row), tl.load(positions_ptr + row)
+            uniform = uniform_noise(seed, position, columns.to(tl.uint32))
+            wait, place = first_wait(least_wait(uniform, ratios))
+            # No ratio is below 1: so the winner's noise is less than this too, and exact.
+            if wait > 0.35:
+                waits = -0.69314718055994531 * log2(1.0 - uniform) * ratios
+                waits = tl.where(uniform < 0.3, least_wait(uniform, ratios), waits)
+                wait, place = first_wait(waits)
+            score = -tl.log2(wait)
+    else:
+        lane = tl.min(tl.where(x == largest, tl.arange(0, LANES)[None, :], LANES), axis=1)
+        first = tl.where(lane < LANES, tl.arange(0, BLOCK // LANES) * LANES + lane, BLOCK)
+        place = tl.min(first, axis=0)
     out = row * BLOCKS + block
     tl.store(largest_ptr + out, largest)
-    tl.store(score_ptr + out, best)
+    tl.store(score_ptr + out, score)
     tl.store(token_ptr + out, block * BLOCK + place)
 
 
