@@ -78,23 +78,6 @@ def test_a_replay_without_splits_costs_no_plan_and_no_copy():
     assert (len(fakes.decode.plans), fakes.stream.place()) == before
 
 
-def test_the_longest_rows_of_a_replay_come_first_and_are_sorted_only_when_rows_change():
-    """Catches: an order from another batch, a copy in every step, a host buffer rewritten early."""
-    rows, fakes, graphs = make()
-    fakes.decode.order = torch.arange(UNSPLIT, dtype=torch.int32)
-    plan = capture(rows, graphs, UNSPLIT)
-    version = fakes.decode.order._version
-    graphs.prepare_replay(plan, lengths(*[9] * UNSPLIT), 0)
-    assert fakes.decode.order._version == version, "equal rows stay as they are"
-    for number in range(3):
-        seen = lengths(3, 300, 7, 7, 20, 1) + number
-        graphs.prepare_replay(plan, seen, number % 2)
-        assert fakes.decode.order.tolist() == [1, 4, 2, 3, 0, 5]
-    assert fakes.decode.order._version == version + 1
-    graphs.prepare_replay(plan, lengths(300, 2, 7, 7, 20, 1), 1)
-    assert fakes.decode.order.tolist() == [0, 4, 2, 3, 1, 5]
-
-
 def test_replays_of_split_rows_alternate_between_two_host_buffers_and_wait_for_copies():
     rows, fakes, graphs = make()
     plan = capture(rows, graphs, SPLIT)

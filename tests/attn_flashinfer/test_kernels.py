@@ -144,17 +144,3 @@ def test_the_last_number_of_a_plan_says_whether_rows_are_split():
     tensor_cores = [33, 4, 0, 16, 0, 144, 288, 432, 452, 480, 0, 0, 496, 1]
     assert is_split([*tensor_cores, 1])
     assert not is_split([*tensor_cores, 0])
-
-
-def test_the_row_order_is_the_planners_list_of_pieces_where_rows_are_whole():
-    kernel = TensorCoreKernel(RecordedModule("fa2"), "fa2", SHAPE, causal=False, pdl=True)
-    ints = torch.arange(64, dtype=torch.int32).view(torch.uint8)
-    workspace = Workspace(torch.zeros(1, dtype=torch.uint8), ints)
-    whole = [6, 6, 0, 16, 32, 0, 0, 0, 0, 0, 0, 0, 0, False, False]
-    order = kernel.row_order(workspace, whole, 6)
-    assert order is not None
-    assert order.tolist() == [8, 9, 10, 11, 12, 13]
-    order[0] = 99
-    assert ints.view(torch.int32)[8] == 99, "what is written there is in the schedule"
-    assert kernel.row_order(workspace, [*whole[:-1], True], 6) is None
-    assert kernel.row_order(workspace, [33, *whole[1:]], 6) is None

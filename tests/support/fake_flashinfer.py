@@ -75,8 +75,6 @@ class FakeKernel:
         self.extra = 0
         """Added to the offsets of plans, as by a FlashInfer that plans otherwise."""
         self.plans: list[tuple[HostBuffers, torch.Tensor, int, bool]] = []
-        self.order: torch.Tensor | None = None
-        """Which row is computed when, if a test wants schedules to have that."""
 
     def plan(
         self,
@@ -123,11 +121,6 @@ class FakeKernel:
 
     def never_splits(self, num_rows: int) -> bool:
         return num_rows >= self.splits_below
-
-    def row_order(
-        self, workspace: Workspace, plan_info: Sequence[int], num_rows: int
-    ) -> torch.Tensor | None:
-        return self.order
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:

@@ -70,7 +70,6 @@ class HostBuffers:
         self.qo_indptr = torch.arange(max_rows + 1, dtype=torch.int32, pin_memory=pin)
         self.kv_indptr = torch.zeros(max_rows + 1, dtype=torch.int32)
         self.kv_lens = torch.zeros(max_rows, dtype=torch.int32)
-        self._order = torch.zeros(max_rows, dtype=torch.int32, pin_memory=pin)
         self._qo_indptr = self.qo_indptr.numpy()
         self._kv_indptr = self.kv_indptr.numpy()
         self._kv_lens = self.kv_lens.numpy()
@@ -99,12 +98,6 @@ class HostBuffers:
         np.floor_divide(kv_lens + (page_size - 1), page_size, out=ends)
         np.cumsum(ends, dtype=np.int32, out=ends)
         return int(ends[-1])
-
-    def fill_order(self, order: npt.NDArray[np.int32]) -> torch.Tensor:
-        """Return pinned int32 ``[R]`` that holds ``order``."""
-        pinned = self._order[: len(order)]
-        pinned.numpy()[:] = order
-        return pinned
 
     def fill_queries(self, query_lens: npt.NDArray[np.int32]) -> int:
         """Write the index pointers of the rows' queries; returns their number of tokens.

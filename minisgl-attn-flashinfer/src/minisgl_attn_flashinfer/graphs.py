@@ -14,9 +14,6 @@ only if grid and places stay the same. Two ways, by the number of rows (``schedu
   piece, is not read. Nothing is planned before a replay: the kernels find the lengths in the page
   index, which the graph itself computes at its head. The tensor-core kernel is planned without the
   mode for graphs here, which would write partial results and merge them for nothing.
-  Such a launch has several times more pieces than the device runs at once, so the **longest rows
-  come first**: with a long row among the last, most of the device would wait for it. All rows grow
-  by one token a step, so their order changes only when rows come or go.
 
 ``prepare_capture`` plans with the shortest and the longest rows and compares, ``prepare_replay``
 compares each plan with the recorded one: a difference would mean wrong results, and is an error.
@@ -46,8 +43,6 @@ class GraphPlan:
         kernel, workspace, index: what the launch uses.
         plan_info: numbers that the recording has fixed.
         planned: whether the lengths matter to the schedule, so that each replay is planned.
-        order: int32 on the device: which row is computed when; ``None`` if that is not known.
-        last_order: the same as last written.
         last_pages: int32, host: pages of the rows that the schedule was planned for.
     """
 
@@ -58,8 +53,6 @@ class GraphPlan:
     index: PageIndex
     plan_info: tuple[int, ...]
     planned: bool
-    order: torch.Tensor | None
-    last_order: npt.NDArray[np.int32]
     last_pages: npt.NDArray[np.int32]
 
 
@@ -144,8 +137,6 @@ class FlashInferGraphs:
             index=index,
             plan_info=fixed,
             planned=planned,
-            order=None if planned else kernel.row_order(workspace, info, rows),
-            last_order=np.arange(rows, dtype=np.int32),
             last_pages=self._num_pages(batch.kv_lens),
         )
 
@@ -173,7 +164,6 @@ class FlashInferGraphs:
             MinisglError: the plan is not the recorded one; the graph must not be replayed.
         """
         if not plan.planned:
-            self._order_rows(plan, kv_lens, slot)
             return
         pages = self._num_pages(kv_lens)
         if np.array_equal(pages, plan.last_pages):
@@ -185,19 +175,6 @@ class FlashInferGraphs:
     def _num_pages(self, kv_lens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         page_size = self._shape.page_size
         return (kv_lens + (page_size - 1)) // page_size
-
-    def _order_rows(self, plan: GraphPlan, kv_lens: npt.NDArray[np.int32], slot: int) -> None:
-        """Let the longest rows be computed first, if they are not already."""
-        if plan.order is None:
-            return
-        order = np.argsort(-kv_lens, kind="stable").astype(np.int32)
-        if np.array_equal(order, plan.last_order):
-            return
-        plan.last_order[:] = order
-        host = self._hosts[slot]
-        host.acquire()
-        plan.order.copy_(host.fill_order(order), non_blocking=True)
-        host.release()
 
     def _plan(
         self,

@@ -23,7 +23,6 @@ from minisgl_attn_flashinfer.sizes import Shape
 _NON_CAUSAL, _CAUSAL = 0, 1  # flashinfer.utils.MaskMode
 _NHD = 0  # flashinfer.utils.TensorLayout
 _NO_WINDOW, _NO_SOFT_CAP = -1, 0.0
-_NUM_PIECES, _PIECE_ROWS = 0, 4  # padded_batch_size, request_indices_offset of PrefillPlanInfo
 _ROPE_SCALE, _ROPE_THETA = 1.0, 1e4  # the wrappers' defaults; read only where a kernel rotates
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
@@ -72,17 +71,6 @@ class Kernel(Protocol):
 
     def never_splits(self, num_rows: int) -> bool:
         """Whether plans of so many rows are sure to leave every row in one piece."""
-        ...
-
-    def row_order(
-        self, workspace: Workspace, plan_info: Sequence[int], num_rows: int
-    ) -> torch.Tensor | None:
-        """Return the part of a schedule that says which row is computed when.
-
-        Returns:
-            int32 ``[num_rows]`` on the device, a permutation of the rows, which may be replaced by
-            another one; ``None`` if this plan has no such list.
-        """
         ...
 
 
@@ -155,15 +143,6 @@ class TensorCoreKernel:
         """See ``Kernel``: rows beyond the planner's limit of pieces."""
         return num_rows >= self._shape.unsplit_rows
 
-    def row_order(
-        self, workspace: Workspace, plan_info: Sequence[int], num_rows: int
-    ) -> torch.Tensor | None:
-        """See ``Kernel``: the rows of the pieces, if each row of one token is a piece."""
-        if is_split(plan_info) or plan_info[_NUM_PIECES] != num_rows:
-            return None
-        start = plan_info[_PIECE_ROWS]
-        return workspace.ints[start : start + 4 * num_rows].view(torch.int32)
-
 
 class CudaCoreKernel:
     """FlashInfer's decode module."""
@@ -224,15 +203,6 @@ class CudaCoreKernel:
     def never_splits(self, num_rows: int) -> bool:  # noqa: ARG002
         """See ``Kernel``: the limit depends on the occupancy, which only the planner knows."""
         return False
-
-    def row_order(
-        self,
-        workspace: Workspace,  # noqa: ARG002
-        plan_info: Sequence[int],  # noqa: ARG002
-        num_rows: int,  # noqa: ARG002
-    ) -> torch.Tensor | None:
-        """See ``Kernel``: used for a few rows, which all run at once."""
-        return None
 
 
 def is_split(plan_info: Sequence[int]) -> bool:
