@@ -16,6 +16,8 @@ BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 CARD: Final = "H200"
 """Only runs on this card are compared with the others' figures."""
 
+_KERNELS_SHOWN: Final = 10
+
 Record = Mapping[str, Any]
 
 
@@ -37,6 +39,7 @@ def render(records: Mapping[str, Record], rivals: Mapping[str, Any]) -> str:
     offline = {name: one for name, one in records.items() if one["benchmark"] == "offline"}
     if offline:
         parts += ["## Runs\n", _runs(offline)]
+        parts += [_step(name, one) for name, one in offline.items() if _has_steps(one)]
     for name, record in records.items():
         if record["benchmark"] == "kernels":
             parts.append(_kernels(name, record))
@@ -156,6 +159,31 @@ def _runs(records: Mapping[str, Record]) -> str:
             ]
         )
     return _table(lines)
+
+
+def _has_steps(record: Record) -> bool:
+    profile = record.get("profile")
+    return profile is not None and "kernels" in profile["trace"]
+
+
+def _step(name: str, record: Record) -> str:
+    """Say where the time of a decode step goes, by the profile of a run."""
+    trace, rows = record["profile"]["trace"], record["profile"]["num_running"]
+    period = trace["period_median_us"]
+    lines = [["kernel", "calls a step", "us a step", "of the step"]]
+    for kernel in trace["kernels"][:_KERNELS_SHOWN]:
+        short = kernel["name"].removeprefix("void ").split("<")[0].split("(")[0]
+        share = kernel["us"] / period
+        lines.append(
+            [f"`{short}`", _number(kernel["calls"]), f"{kernel['us']:.1f}", f"{share:.1%}"]
+        )
+    return (
+        f"## A decode step of {record['model']} with {rows} row{'' if rows == 1 else 's'}\n\n"
+        f"From [{name}](results/{name}), medians: {_number(period)} us from start to start, of which "
+        f"{_number(trace['gaps_in_step_us'])} us between kernels and "
+        f"{_number(trace['idle_median_us'])} us between steps. Kernels may overlap at their ends.\n\n"
+        f"{_table(lines)}"
+    )
 
 
 def _kernels(name: str, record: Record) -> str:

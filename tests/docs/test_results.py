@@ -161,3 +161,20 @@ def test_kernels_get_a_table_of_their_own():
     assert "reads 4,580 GB/s (a sum) and computes 787 TFLOP/s" in text
     assert "| decode | x | - | - | - | needs \\| a GPU |" in text
     assert "| rms_norm:1 | x | 2.2 | 2,290 | - | 50% |" in text
+
+
+def test_a_profile_becomes_a_table_of_its_kernels():
+    kernels = [
+        {"name": "void attention::Kernel<int, 3>(Params)", "calls": 28.0, "us": 750.0},
+        {"name": "norm_kernel", "calls": 57.0, "us": 12.34},
+    ]
+    trace = {
+        "kernels": kernels, "period_median_us": 1000.0, "gaps_in_step_us": 120.0,
+        "idle_median_us": 14.2,
+    }  # fmt: skip
+    record = offline(profile={"num_running": 1, "trace": trace})
+    text = script.render({"run.json": record}, RIVALS)
+    assert "## A decode step of Qwen3-0.6B with 1 row\n" in text
+    assert "1,000 us from start to start, of which 120 us between kernels and 14.2 us" in text
+    assert "| `attention::Kernel` | 28 | 750.0 | 75.0% |" in text
+    assert "| `norm_kernel` | 57 | 12.3 | 1.2% |" in text
