@@ -172,16 +172,18 @@ def _step(name: str, record: Record) -> str:
     period = trace["period_median_us"]
     lines = [["kernel", "calls a step", "us a step", "of the step"]]
     for kernel in trace["kernels"][:_KERNELS_SHOWN]:
-        short = kernel["name"].removeprefix("void ").split("<")[0].split("(")[0]
+        short = kernel["name"].replace("(anonymous namespace)::", "").removeprefix("void ")
+        short = short.split("<")[0].split("(")[0]
         share = kernel["us"] / period
         lines.append(
             [f"`{short}`", _number(kernel["calls"]), f"{kernel['us']:.1f}", f"{share:.1%}"]
         )
     return (
         f"## A decode step of {record['model']} with {rows} row{'' if rows == 1 else 's'}\n\n"
-        f"From [{name}](results/{name}), medians: {_number(period)} us from start to start, of which "
-        f"{_number(trace['gaps_in_step_us'])} us between kernels and "
-        f"{_number(trace['idle_median_us'])} us between steps. Kernels may overlap at their ends.\n\n"
+        f"From [{name}](results/{name}), medians: {_number(period)} us from start to start, of "
+        f"which {_number(trace['gaps_in_step_us'])} us between kernels and "
+        f"{_number(trace['idle_median_us'])} us between steps. Kernels may overlap at their "
+        f"ends.\n\n"
         f"{_table(lines)}"
     )
 
