@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minisgl.benchmark import host
-from minisgl.benchmark.host import HostResult, Samples, bench_host, growth
+from minisgl.benchmark.host import HostResult, Samples, bench_host, bench_hosts, growth
 from minisgl.benchmark.plan_replay import PlanReplay
 from minisgl.cli import main
 from support.scheduling import Harness
@@ -27,6 +27,16 @@ def test_decode_steps_are_measured_and_staged_bytes_compared(
     assert serving["steps"] == 150
     assert serving["tokens"] > 6, "prompts of newcomers are among them"
     assert result.num_comparisons >= 7
+
+
+def test_memory_is_that_of_a_set_up_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "SETTLED_AFTER", 4)
+    monkeypatch.setattr(host, "COHORT_STEPS", 10)
+    alone = bench_host(rows=2, page_size=4, num_steps=40, prompt=9)
+    assert alone.memory_growth is not None
+    assert alone.settled_steps > 0
+    pair = bench_hosts([2, 3], page_size=4, num_steps=40, prompt=9)
+    assert [one.memory_growth for one in pair] == [None, None]
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:

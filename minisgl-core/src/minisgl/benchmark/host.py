@@ -99,7 +99,7 @@ class HostResult:
         serving: steps of both kinds, while each request that ends is replaced by a new one.
         num_comparisons: how often the staged bytes were compared with the scheduler's state.
         memory_growth: bytes that the process grew by after ``SETTLED_AFTER`` cohorts; ``None`` if
-            it ran no more.
+            it ran no more, or other set-ups beside this one.
         settled_steps: decode steps after that.
     """
 
@@ -178,7 +178,7 @@ def bench_hosts(
         runs = [
             _Run(num, page_size, prompt, num_steps, stack.enter_context(_sink())) for num in rows
         ]
-        turns = [run.measure() for run in runs]
+        turns = [run.measure(alone=len(runs) == 1) for run in runs]
         while turns:
             turns = [turn for turn in turns if _take_turn(turn)]
         return [run.result for run in runs]
@@ -220,8 +220,12 @@ class _Run:
         self._since_check = 0
         self._num_run = 0
 
-    def measure(self) -> Iterator[None]:
-        """Run cohorts until all decode steps are measured; others may have a turn at each yield."""
+    def measure(self, *, alone: bool) -> Iterator[None]:
+        """Run cohorts until all decode steps are measured; others may have a turn at each yield.
+
+        Args:
+            alone: no others do: what the process grows by is this set-up's.
+        """
         result, settled, before = self.result, 0, 0
         for _ in range(WARM_UP):
             yield from self._run_cohort(HostResult(0, 0, 0), COHORT_STEPS)
@@ -229,7 +233,7 @@ class _Run:
             yield from self._run_cohort(result, min(left, COHORT_STEPS))
             if self._num_cohorts == SETTLED_AFTER:
                 settled, before = self._resident_bytes(), result.decode.num_steps
-        if self._num_cohorts > SETTLED_AFTER:
+        if alone and self._num_cohorts > SETTLED_AFTER:
             result.memory_growth = self._resident_bytes() - settled
             result.settled_steps = result.decode.num_steps - before
         yield from self._serve(result.serving)
