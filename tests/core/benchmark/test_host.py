@@ -32,6 +32,7 @@ def test_decode_steps_are_measured_and_staged_bytes_compared(
 def test_memory_is_that_of_a_set_up_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "SETTLED_AFTER", 4)
     monkeypatch.setattr(host, "COHORT_STEPS", 10)
+    monkeypatch.setattr(host, "SERVING_TOKENS", 8)
     alone = bench_host(rows=2, page_size=4, num_steps=40, prompt=9)
     assert alone.memory_growth is not None
     assert alone.settled_steps > 0

@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=number, default=2000, metavar="N",
-        help="decode steps to measure for each (default: 2000); 100000 of one set-up show growth of "
-        "memory",
+        help="decode steps to measure for each (default: 2000); 100000 of a single set-up show "
+        "growth of memory",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument(
