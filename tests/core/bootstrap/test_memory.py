@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from minisgl.bootstrap import build_scheduler, memory
 from minisgl.bootstrap import engine as bootstrap_engine
-from minisgl.bootstrap import memory
 from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.memory_plan import DeviceMemory, Needs
@@ -18,6 +18,7 @@ from minisgl.errors import DoesNotFitError
 from minisgl.kernel.ops import OpTable
 from minisgl.layers.context import BuildContext
 from minisgl.models.interface import BaseLLMModel
+from minisgl.scheduler.transport import MemoryTransport
 from minisgl.settings import Settings, settings_from_keywords
 from support.forward import load_model, load_through_transformers
 from support.tiny_models import write_tiny_model
@@ -263,3 +264,17 @@ def test_every_kernel_runs_before_the_first_request_with_or_without_graphs(
     on_device = replace(context, device=torch.device(device))
     bootstrap_engine._warm_up(engine, settings, model, on_device, progress=False)
     assert warmed_up == expected
+
+
+def test_weights_that_do_not_fit_end_the_start_with_what_to_change(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a traceback of the allocator, and the exit code of a crash."""
+
+    def full(*_: object, **__: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB")
+
+    monkeypatch.setattr("minisgl.layers.base.Layer.declare", full)
+    with pytest.raises(DoesNotFitError, match=r"weights of LlamaForCausalLM in float32 need more .*"
+                       r"model\.dtype.*engine\.device.*3 GiB"):  # fmt: skip
+        build_scheduler(settings_from_keywords(model=str(tiny)), MemoryTransport(), progress=False)

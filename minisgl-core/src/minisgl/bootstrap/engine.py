@@ -16,7 +16,7 @@ from minisgl.distributed.communicator import Communicator, SingleCommunicator
 from minisgl.engine.engine import Engine
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.memory_plan import MemoryPlan
-from minisgl.errors import ModelLoadError, SettingsError, UnsupportedBackendError
+from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError, UnsupportedBackendError
 from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
@@ -310,7 +310,14 @@ def _op_rows(site: Site) -> list[Decision]:
 def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLLMModel:
     create: Callable[[ModelFacts, BuildContext], BaseLLMModel]
     create = load_object(site.model.record.model)
-    model = create(site.config, context)
+    try:
+        model = create(site.config, context)
+    except torch.OutOfMemoryError as error:
+        raise DoesNotFitError(
+            f"the weights of {site.config.architecture} in {site.query.dtype} need more memory "
+            f"than {site.device} has free; take a smaller model or dtype (model.dtype), free "
+            f"memory there, or name another device (engine.device) ({error})"
+        ) from error
     if site.settings.model.load_format == "dummy":
         fill_dummy(model, site.settings.engine.seed)
     else:
