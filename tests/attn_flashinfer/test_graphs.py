@@ -133,6 +133,8 @@ def test_a_plan_unlike_the_recorded_one_is_an_error_before_the_replay():
     fakes.decode.extra = 16
     with pytest.raises(MinisglError, match=r"of 3 rows as \(19, True, True\), but its CUDA graph"):
         graphs.prepare_replay(plan, lengths(100, 2, 3), 0)
+    with pytest.raises(MinisglError):
+        graphs.prepare_replay(plan, lengths(100, 2, 3), 1)  # the same pages again: no less wrong
 
 
 def test_a_planner_that_goes_by_the_lengths_is_refused_when_recording():

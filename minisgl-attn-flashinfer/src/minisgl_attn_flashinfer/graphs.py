@@ -168,9 +168,10 @@ class FlashInferGraphs:
         pages = self._num_pages(kv_lens)
         if np.array_equal(pages, plan.last_pages):
             return
-        plan.last_pages[:] = pages
+        plan.last_pages[:] = 0  # of no row: what fails here is planned again next time
         info = self._plan(self._hosts[slot], plan.kernel, plan.workspace, kv_lens, graph=True)
         self._check(plan.plan_info, info, plan.num_tokens)
+        plan.last_pages[:] = pages
 
     def _num_pages(self, kv_lens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         page_size = self._shape.page_size

@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from minisgl import LLM, SamplingParams
 from minisgl.attention.batch import Batch
+from minisgl.bootstrap import build_scheduler
+from minisgl.engine.engine import Engine
 from minisgl.engine.graph_runner import GraphRunner, graph_sizes
-from minisgl.engine.plan import ROW_PARAMS, BatchPlan
+from minisgl.engine.plan import CHUNK, ROW_PARAMS, BatchPlan
 from minisgl.engine.plan_codec import PlanLayout
 from minisgl.engine.row_state import RowState
 from minisgl.engine.staging import PlanStager
-from support.replays import EagerRecorder, replay_decode_steps
+from minisgl.scheduler.transport import MemoryTransport
+from minisgl.settings import settings_from_keywords
+from support.replays import EagerRecorder, ReplayableBackend, replay_decode_steps
 from support.tiny_models import write_tiny_model
 
 NUM_ROWS, PAGE_SIZE, VOCAB = 6, 4, 32
@@ -195,3 +199,45 @@ def test_a_launch_larger_than_the_largest_graph_runs_eagerly(
         assert recorder.num_replays == 4 * 5, "three rows fit into no graph"
     assert [result.token_ids for result in pair] == alone[:2]
     assert [result.token_ids for result in together] == alone
+
+
+def test_a_replay_that_cannot_be_planned_loses_nothing_of_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: pages of a row that a failed launch of others brought along, and that never come."""
+    replay_decode_steps(monkeypatch, [2])
+    model = write_tiny_model(tmp_path / "qwen3", "Qwen3ForCausalLM")
+    settings = settings_from_keywords(model=str(model), max_running_requests=2, page_size=4)
+    engine = build_scheduler(settings, MemoryTransport(), progress=False)._engine
+    assert isinstance(engine, Engine)
+    chunk = np.array([(0, 0, 3, 1)], dtype=CHUNK)
+    page = np.array([(0, 0, 1)], dtype=np.int32)
+    first = added_rows(0)
+    engine.forward_batch(
+        BatchPlan(
+            number=0, added=first, table_writes=page, chunks=chunk,
+            token_ids=np.arange(3, 6, dtype=np.int32),
+        )
+    )  # fmt: skip
+    second, order = added_rows(1), np.zeros(1, dtype=np.int32)
+    second["temperature"] = 0.5
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the schedule is another")
+
+    monkeypatch.setattr(ReplayableBackend, "prepare_replay", refuse)
+    with pytest.raises(RuntimeError, match="the schedule is another"):
+        engine.forward_batch(
+            BatchPlan(
+                number=1, added=second, table_writes=np.array([(1, 0, 2)], dtype=np.int32),
+                decode_rows=order, num_decode_rows=1,
+            )
+        )  # fmt: skip
+    assert engine.state.rows.page_table[1, 0] == 2
+    assert engine.state.rows.temperature[1] == 0.5
+
+
+def added_rows(row: int) -> npt.NDArray[np.void]:
+    added = np.zeros(1, dtype=ROW_PARAMS)
+    added["row"], added["top_p"] = row, 1
+    return added

@@ -193,7 +193,12 @@ class Engine:
         assert self.graphs is not None
         if not self.state.in_inbox:
             self.state.apply()
-        logits, tokens = self.graphs.replay(launch.ends.astype(np.int32), slot)
+        try:
+            logits, tokens = self.graphs.replay(launch.ends.astype(np.int32), slot)
+        except Exception:
+            # The graph would have applied the plan, which is about rows outside of this step too.
+            self.state.apply()
+            raise
         places = self._mirror.special(launch)
         if len(places):
             # The graph has drawn without filters and bans; these rows draw again.
