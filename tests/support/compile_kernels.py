@@ -37,6 +37,7 @@ def compile_all(capability: int) -> None:
     """Call each operation on tensors of the CPU, with launches that end after compiling."""
     driver.set_active(AbsentCard(capability))
     torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
     torch.cuda.get_device_capability = lambda device=None: divmod(capability, 10)
     run = JITFunction.run
 
