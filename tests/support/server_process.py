@@ -151,3 +151,33 @@ def session_members(session: int) -> list[int]:
                 if int(fields[3]) == session and fields[0] != "Z":
                     members.append(int(entry.name))
     return members
+
+
+@contextlib.contextmanager
+def serving(model: str, log: Path, *flags: str) -> Iterator[str]:
+    """Run ``minisgl serve`` and yield its address; it must stop cleanly."""
+    port = free_port()
+    command = [sys.executable, "-m", "minisgl", "serve", "--model", model, "--port", str(port)]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, *flags],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        url = f"http://127.0.0.1:{port}"
+        try:
+
+            def ready() -> bool:
+                assert process.poll() is None, log.read_text()
+                return httpx.get(f"{url}/health").status_code == 200
+
+            wait_for(ready, "the server", seconds=120)
+            yield url
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0, log.read_text()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

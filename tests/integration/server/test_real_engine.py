@@ -3,9 +3,6 @@
 import contextlib
 import importlib.util
 import json
-import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +13,7 @@ import httpx
 import pytest
 
 from minisgl import LLM, SamplingParams
-from support.server_process import free_port, wait_for
+from support.server_process import serving, wait_for
 from support.tiny_models import write_tiny_model
 
 pytestmark = [
@@ -25,36 +22,6 @@ pytestmark = [
 ]
 
 NUM_PAGES = 60
-
-
-@contextlib.contextmanager
-def serving(model: str, log: Path, *flags: str) -> Iterator[str]:
-    """Run ``minisgl serve`` and yield its address; it must stop cleanly."""
-    port = free_port()
-    command = [sys.executable, "-m", "minisgl", "serve", "--model", model, "--port", str(port)]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*command, *flags],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        url = f"http://127.0.0.1:{port}"
-        try:
-
-            def ready() -> bool:
-                assert process.poll() is None, log.read_text()
-                return httpx.get(f"{url}/health").status_code == 200
-
-            wait_for(ready, "the server", seconds=120)
-            yield url
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0, log.read_text()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 @pytest.fixture(scope="module")
