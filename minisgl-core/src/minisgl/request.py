@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -20,6 +20,12 @@ MAX_STOP_TOKEN_IDS: Final = 256
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_CACHE_SALT: Final = 256
 """Characters."""
+MAX_LOGPROBS: Final = 20
+"""Most alternatives of one token, as OpenAI documents."""
+MAX_LOGIT_BIAS: Final = 1024
+MAX_BAD_WORDS: Final = 256
+MAX_GRAMMAR: Final = 2**20
+"""Characters of a schema, expression or grammar."""
 
 
 class FinishReason(StrEnum):
@@ -33,6 +39,23 @@ class FinishReason(StrEnum):
     """The client went away or asked for it."""
     ERROR = "error"
     """The request failed; the message says how."""
+
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+
+
+class GrammarSpec(msgspec.Struct, frozen=True):
+    """What the text must look like.
+
+    Attributes:
+        kind: ``json_object`` (any JSON object), ``json_schema``, ``regex``, ``choice`` (one of some
+            strings) or ``grammar`` (EBNF).
+        value: the schema as JSON text, the expression, a JSON list of strings, or the grammar;
+            empty for ``json_object``.
+    """
+
+    kind: GrammarKind
+    value: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,6 +77,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         min_tokens: end-of-sequence, stop tokens and stop strings are impossible before this many.
         ignore_eos: the model's own end-of-sequence tokens do not end the text.
         skip_special_tokens: leave special tokens out of the text.
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens that the output
+            holds already, once and once an occurrence (OpenAI), from -2 to 2.
+        repetition_penalty: divides positive and multiplies negative logits of tokens that prompt
+            or output hold (CTRL, Keskar et al. 2019), above 0; 1 changes nothing.
+        logit_bias: added to the logits of these token ids, from -100 to 100; -100 bans a token,
+            as OpenAI documents.
+        bad_words: texts that must not appear, as far as tokens can tell.
+        bad_token_ids: the same as sequences of token ids; the tokenizer fills it from
+            ``bad_words``.
+        allowed_token_ids: only these are possible; ``None`` allows all.
+        logprobs: report the log-probability of every token and of this many alternatives;
+            ``None`` reports none.
+        prompt_logprobs: the same for the prompt's tokens, which are then all computed again.
+        return_prompt: the first reply carries the prompt's token ids and text.
+        grammar: what the text must look like.
 
     Raises:
         RequestError: a field is outside its range; ``param`` names it.
@@ -71,6 +109,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[str, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_prompt: bool = False
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         _make_tuples(self)

@@ -3,6 +3,46 @@
 import msgspec
 
 
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token that could have stood at a place.
+
+    Attributes:
+        token_id: its id.
+        text: as the tokenizer decodes it alone, with U+FFFD for cut characters.
+        data: its exact bytes; empty if it has none.
+        logprob: natural logarithm of its probability by the model, before penalties and
+            temperature; finite.
+        rank: 1 for the likeliest token of the vocabulary.
+    """
+
+    token_id: int
+    text: str
+    data: bytes
+    logprob: float
+    rank: int = 0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The token that stands at a place, and the likeliest ones there, best first."""
+
+    chosen: TopLogprob
+    top: list[TopLogprob] = []
+
+
+class PromptEcho(msgspec.Struct, frozen=True):
+    """The prompt of a request that asked for it.
+
+    Attributes:
+        token_ids: of the prompt.
+        text: what they decode to, special tokens included.
+        logprobs: one a token, if they were asked for; the first token has none.
+    """
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob | None] = []
+
+
 class TextReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The next piece of one request's text; the one with a ``finish_reason`` is its last.
 
@@ -11,6 +51,9 @@ class TextReply(msgspec.Struct, frozen=True, omit_defaults=True):
         token_ids: the tokens that this reply commits.
         finish_reason: ``stop``, ``length``, ``abort``; ``None`` while the request runs.
         num_prompt_tokens, num_completion_tokens, num_cached_tokens: totals, set in the last reply.
+        logprobs: one a token of ``token_ids``, if the request asked for them.
+        prompt: in the first reply, if the request asked for it (``return_prompt``,
+            ``prompt_logprobs``).
     """
 
     uid: int
@@ -20,6 +63,16 @@ class TextReply(msgspec.Struct, frozen=True, omit_defaults=True):
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
+    logprobs: list[TokenLogprob] = []
+    prompt: PromptEcho | None = None
+
+
+class TokensReply(msgspec.Struct, frozen=True, tag="tokens_reply"):
+    """The answer to a ``TokenizeOnly`` (ids) or a ``DetokenizeOnly`` (text)."""
+
+    uid: int
+    token_ids: list[int] = []
+    text: str = ""
 
 
 class ReplyBatch(msgspec.Struct, frozen=True, tag="replies"):
@@ -56,4 +109,4 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     num_pages: int
 
 
-FrontendMessage = ReplyBatch | ErrorReply | Pong
+FrontendMessage = ReplyBatch | ErrorReply | Pong | TokensReply

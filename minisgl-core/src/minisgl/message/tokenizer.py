@@ -17,6 +17,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
         add_special_tokens: for text prompts: let the tokenizer add BOS as it is configured to.
         template_kwargs: extra variables of the chat template.
         add_generation_prompt: end the rendered chat with the header of the assistant's turn.
+        continue_final_message: leave the last message open, so that the answer goes on with it.
+        tools: functions that the template may show to the model, in OpenAI's form.
     """
 
     uid: int
@@ -27,6 +29,31 @@ class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] = []
+
+
+class TokenizeOnly(msgspec.Struct, frozen=True, tag="tokenize_only"):
+    """Turn one prompt into tokens and return them to the API server (``TokensReply``).
+
+    The fields are those of ``TokenizeRequest``.
+    """
+
+    uid: int
+    prompt: str | list[Any]
+    add_special_tokens: bool = True
+    template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] = []
+
+
+class DetokenizeOnly(msgspec.Struct, frozen=True, tag="detokenize_only"):
+    """Turn token ids into text and return it to the API server (``TokensReply``)."""
+
+    uid: int
+    token_ids: list[int]
+    skip_special_tokens: bool = False
 
 
 class StreamStart(msgspec.Struct, frozen=True):
@@ -36,6 +63,37 @@ class StreamStart(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     params: SamplingParams
     num_cached_tokens: int = 0
+    prompt_token_ids: bytes = b""
+    """Little-endian int32, where the request wants its prompt back."""
+
+
+class LogprobBatch(msgspec.Struct, frozen=True):
+    """Log-probabilities of some tokens of a step, as flat little-endian arrays.
+
+    Attributes:
+        places: int32 ``[n]``: which tokens of the batch, ascending.
+        num_top: int32 ``[n]``: alternatives of each.
+        chosen: float32 ``[n]``: of the tokens themselves.
+        ranks: int32 ``[n]``: of the tokens themselves, 1 for the likeliest.
+        top_ids, top_values: int32 and float32 ``[sum(num_top)]``, best first.
+    """
+
+    places: bytes
+    num_top: bytes
+    chosen: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_values: bytes
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of a prompt's tokens but the first, complete before its first new token.
+
+    ``logprobs.places`` counts from the prompt's second token.
+    """
+
+    uid: int
+    logprobs: LogprobBatch
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -58,6 +116,8 @@ class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):
         finish_reasons: one a finished request.
         num_cached_tokens: one a finished request: prompt tokens that the prefix cache supplied.
         failures: one a finished request: what went wrong if the reason is ``error``, else ``None``.
+        logprobs: of those tokens whose requests want them.
+        prompt_logprobs: of prompts that are complete, before their first token.
     """
 
     started: list[StreamStart]
@@ -67,7 +127,9 @@ class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):
     finish_reasons: list[str]
     num_cached_tokens: list[int]
     failures: list[Failure | None]
+    logprobs: LogprobBatch | None = None
+    prompt_logprobs: list[PromptLogprobs] = []
 
 
-TokenizerMessage = TokenizeRequest | Shutdown
+TokenizerMessage = TokenizeRequest | TokenizeOnly | DetokenizeOnly | Shutdown
 DetokenizerMessage = TokenBatch | Shutdown
