@@ -119,7 +119,7 @@ def test_what_is_no_complete_answer_has_failed(pieces, error):
 def test_a_request_that_takes_too_long_has_failed():
     record = one_record(*chunked(text_chunk("a"), 5.0, DONE), timeout=0.1)
     assert record.error == "no complete answer within 0.1 s"
-    assert 0.1 <= record.e2e < 2
+    assert 0.09 <= record.e2e < 2, "timers of the loop count milliseconds"
 
 
 def test_tokens_without_text_are_seen_at_the_end():
