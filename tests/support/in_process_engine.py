@@ -17,8 +17,9 @@ from minisgl.message import (
     TokenizeRequest,
 )
 from minisgl.scheduler.transport import MemoryTransport
-from minisgl.server.app import ServedModel, create_app
+from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
+from minisgl.server.served_model import ServedModel
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
 from minisgl.tokenizer.worker import tokenize
