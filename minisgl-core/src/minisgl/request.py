@@ -23,7 +23,13 @@ MAX_CACHE_SALT: Final = 256
 MAX_LOGPROBS: Final = 20
 """Most alternatives of one token, as OpenAI documents."""
 MAX_LOGIT_BIAS: Final = 1024
+MIN_REPETITION_PENALTY: Final = 0.01
+MAX_REPETITION_PENALTY: Final = 100.0
 MAX_BAD_WORDS: Final = 256
+MAX_BAD_SEQUENCES: Final = 2 * MAX_BAD_WORDS
+"""Each word is banned as it is and behind a space."""
+MAX_BAD_TOKENS: Final = 32
+"""Tokens of one banned sequence: so many of its last tokens a device remembers of each request."""
 MAX_GRAMMAR: Final = 2**20
 """Characters of a schema, expression or grammar."""
 
@@ -80,7 +86,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         presence_penalty, frequency_penalty: subtracted from the logits of tokens that the output
             holds already, once and once an occurrence (OpenAI), from -2 to 2.
         repetition_penalty: divides positive and multiplies negative logits of tokens that prompt
-            or output hold (CTRL, Keskar et al. 2019), above 0; 1 changes nothing.
+            or output hold (CTRL, Keskar et al. 2019), from 0.01 to 100; 1 changes nothing.
         logit_bias: added to the logits of these token ids, from -100 to 100; -100 bans a token,
             as OpenAI documents.
         bad_words: texts that must not appear, as far as tokens can tell.
@@ -139,13 +145,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"a whole number from 0 to {MAX_SEED}",
             ),
             ("min_tokens", _whole(self.min_tokens, 0), f"from 0 to {MAX_WHOLE}"),
-            ("stop", _strings(self.stop), f"at most {MAX_STOP_STRINGS} non-empty strings"),
+            (
+                "stop",
+                _strings(self.stop, MAX_STOP_STRINGS),
+                f"at most {MAX_STOP_STRINGS} non-empty strings",
+            ),
             (
                 "stop_token_ids",
-                len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS
-                and all(_whole(token, 0) for token in self.stop_token_ids),
+                _token_ids(self.stop_token_ids, MAX_STOP_TOKEN_IDS),
                 f"at most {MAX_STOP_TOKEN_IDS} token ids",
             ),
+            *_rules_of_logits(self),
         ):
             if not fine:
                 value = _shortened(getattr(self, name))
@@ -155,6 +165,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
                 param="min_tokens",
             )
+        for name in _NOT_YET:
+            if getattr(self, name) != _NOT_YET[name]:
+                raise RequestError(f"{name} is not supported yet; leave it out", param=name)
 
     @property
     def is_greedy(self) -> bool:
@@ -162,16 +175,85 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0 or self.top_k == 1
 
 
+_Rule = tuple[str, bool, str]
+"""A field, whether its value is fine, and which values are."""
+
+_NOT_YET: Final[dict[str, object]] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+    "bad_words": (),
+    "bad_token_ids": (),
+    "allowed_token_ids": None,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "return_prompt": False,
+    "grammar": None,
+}
+"""Fields that nothing obeys so far, and the only value of each that can be asked for."""
+
+
+def _rules_of_logits(params: SamplingParams) -> tuple[_Rule, ...]:
+    """Return what must hold for the fields that change logits or report them."""
+    penalty, probs = "a number from -2 to 2", f"a whole number from 0 to {MAX_LOGPROBS}"
+    asked = params.allowed_token_ids
+    return (
+        ("presence_penalty", _real(params.presence_penalty, -2, 2), penalty),
+        ("frequency_penalty", _real(params.frequency_penalty, -2, 2), penalty),
+        (
+            "repetition_penalty",
+            _real(params.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+            f"a number from {MIN_REPETITION_PENALTY} to {MAX_REPETITION_PENALTY:g}",
+        ),
+        (
+            "logit_bias",
+            _biases(params.logit_bias),
+            f"at most {MAX_LOGIT_BIAS} token ids, each with a number from -100 to 100",
+        ),
+        (
+            "bad_words",
+            _strings(params.bad_words, MAX_BAD_WORDS),
+            f"at most {MAX_BAD_WORDS} non-empty strings",
+        ),
+        (
+            "bad_token_ids",
+            _sequences(params.bad_token_ids),
+            f"at most {MAX_BAD_SEQUENCES} sequences of 1 to {MAX_BAD_TOKENS} token ids",
+        ),
+        (
+            "allowed_token_ids",
+            asked is None or (len(asked) > 0 and _token_ids(asked, MAX_WHOLE)),
+            "a list of at least one token id",
+        ),
+        ("logprobs", _optional(_whole(params.logprobs, 0, MAX_LOGPROBS), params.logprobs), probs),
+        (
+            "prompt_logprobs",
+            _optional(_whole(params.prompt_logprobs, 0, MAX_LOGPROBS), params.prompt_logprobs),
+            probs,
+        ),
+        ("return_prompt", isinstance(params.return_prompt, bool), "true or false"),
+    )
+
+
 def _make_tuples(params: SamplingParams) -> None:
-    """Accept ``stop="x"``, lists and ``None`` for the two tuple fields, as users type them."""
-    if isinstance(params.stop, str):
-        msgspec.structs.force_setattr(params, "stop", (params.stop,))
-    for name in ("stop", "stop_token_ids"):
+    """Accept one string, lists and ``None`` for the fields that hold tuples, as users type them."""
+    for name in ("stop", "bad_words"):
+        if isinstance(getattr(params, name), str):
+            msgspec.structs.force_setattr(params, name, (getattr(params, name),))
+    if params.logit_bias is None:
+        msgspec.structs.force_setattr(params, "logit_bias", {})
+    for name in ("stop", "stop_token_ids", "bad_words", "bad_token_ids", "allowed_token_ids"):
         value = getattr(params, name)
+        if value is None and name == "allowed_token_ids":
+            continue
         if value is None or isinstance(value, list):
-            msgspec.structs.force_setattr(params, name, tuple(value or ()))
+            value = tuple(value or ())
         elif not isinstance(value, tuple):
             raise RequestError(f"{name} must be a list, got {_shortened(value)}", param=name)
+        if name == "bad_token_ids":
+            value = tuple(tuple(one) if isinstance(one, list) else one for one in value)
+        msgspec.structs.force_setattr(params, name, value)
 
 
 def _whole(value: object, low: int, high: int = MAX_WHOLE) -> bool:
@@ -191,8 +273,27 @@ def _real(value: object, low: float, high: float) -> bool:
     )
 
 
-def _strings(values: tuple[object, ...]) -> bool:
-    return len(values) <= MAX_STOP_STRINGS and all(isinstance(s, str) and s for s in values)
+def _strings(values: tuple[object, ...], most: int) -> bool:
+    return len(values) <= most and all(isinstance(s, str) and s for s in values)
+
+
+def _token_ids(values: tuple[object, ...], most: int) -> bool:
+    return len(values) <= most and all(_whole(token, 0) for token in values)
+
+
+def _sequences(values: tuple[object, ...]) -> bool:
+    return len(values) <= MAX_BAD_SEQUENCES and all(
+        isinstance(one, tuple) and len(one) > 0 and _token_ids(one, MAX_BAD_TOKENS)
+        for one in values
+    )
+
+
+def _biases(values: object) -> bool:
+    return (
+        isinstance(values, dict)
+        and len(values) <= MAX_LOGIT_BIAS
+        and all(_whole(token, 0) and _real(bias, -100, 100) for token, bias in values.items())
+    )
 
 
 def _shortened(value: object) -> str:

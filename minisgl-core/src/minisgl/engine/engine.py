@@ -13,6 +13,7 @@ from minisgl.engine.batch_builder import build_batch
 from minisgl.engine.graph_runner import GraphRunner
 from minisgl.engine.host_mirror import HostMirror, Launch
 from minisgl.engine.info import EngineInfo
+from minisgl.engine.logits import LogitsProcessing, SampledRows
 from minisgl.engine.plan import CHUNK, ROW_PARAMS, BatchPlan, IntArray
 from minisgl.engine.plan_codec import PlanLayout, decode_plan
 from minisgl.engine.row_state import DeviceChunks, RowState
@@ -84,6 +85,7 @@ class Engine:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             # What was made on other streams (weights, pool, row state) is there before it is used.
             torch.cuda.synchronize(device)
+        self._processing = LogitsProcessing(self._mirror, self._upload)
         self._nvtx = nvtx and device.type == "cuda"
         self._next_plan = 0
 
@@ -199,9 +201,9 @@ class Engine:
             # The graph would have applied the plan, which is about rows outside of this step too.
             self.state.apply()
             raise
-        places = self._mirror.special(launch)
+        places = self._special(launch)
         if len(places):
-            # The graph has drawn without filters and bans; these rows draw again.
+            # The graph has drawn from the bare logits; these rows draw again.
             on_device = self._upload(places)
             rows = self.state.decode_rows[on_device]
             drawn = self._sample(launch, logits[on_device], rows, places)
@@ -227,9 +229,8 @@ class Engine:
     ) -> torch.Tensor:
         """Return one token, int64, of each of ``rows``, the launch's rows at ``places``."""
         state, mirror, host_rows = self.state.rows, self._mirror, launch.rows[places]
-        for place, token_ids in mirror.banned(host_rows, launch.ends[places]):
-            on_device = self._upload(token_ids.astype(np.int64))
-            logits[place].index_fill_(0, on_device, float("-inf"))
+        sampled = SampledRows(rows=rows, host_rows=host_rows, ends=launch.ends[places])
+        logits = self._processing.apply(logits, sampled)
         params = SamplingTensors(
             temperature=state.temperature[rows],
             top_k=state.top_k[rows],
@@ -240,7 +241,16 @@ class Engine:
             all_greedy=not mirror.temperature[host_rows].any(),
             filtered=mirror.filtered[host_rows],
         )
-        return sample(logits, params, self.state.ops)
+        tokens = sample(logits, params, self.state.ops)
+        self._processing.accept(tokens, sampled)
+        return tokens
+
+    def _special(self, launch: Launch) -> npt.NDArray[np.int64]:
+        """Return the places of rows whose tokens need more than logits and noise, int64."""
+        rows = launch.sampled_rows
+        special = self._mirror.filtered[rows]
+        concerned = self._processing.concerns(rows, launch.sampled_ends)
+        return (special if concerned is None else special | concerned).nonzero()[0]
 
     def _upload(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         """Bring a small array to the device without waiting for it."""

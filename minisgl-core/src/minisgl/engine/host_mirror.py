@@ -99,13 +99,9 @@ class HostMirror:
             if token_ids is not None:
                 yield place, token_ids
 
-    def special(self, launch: Launch) -> RowArray:
-        """Return the places of rows whose tokens need more than the logits and noise, int64."""
-        rows = launch.sampled_rows
-        special = self.filtered[rows]
-        if self._bans:
-            special = special | (launch.sampled_ends < self.min_end[rows])
-        return special.nonzero()[0]
+    def has_bans(self, rows: RowArray, ends: RowArray) -> npt.NDArray[np.bool_] | None:
+        """Return which rows are below ``min_end``, bool of their shape; ``None`` if none can be."""
+        return ends < self.min_end[rows] if self._bans else None
 
     def _add(self, plan: BatchPlan) -> None:
         added = plan.added

@@ -16,6 +16,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate"):
         params: how to sample and when to stop.
         priority: a higher number is served earlier and retracted later.
         cache_salt: only requests with the same one share cached prefixes.
+        prompt_tail: goes to the detokenizer as it is, see ``StreamStart``.
     """
 
     uid: int
@@ -23,6 +24,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate"):
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    prompt_tail: str = ""
 
     @property
     def prompt(self) -> npt.NDArray[np.int32]:

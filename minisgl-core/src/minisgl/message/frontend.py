@@ -54,6 +54,8 @@ class TextReply(msgspec.Struct, frozen=True, omit_defaults=True):
         logprobs: one a token of ``token_ids``, if the request asked for them.
         prompt: in the first reply, if the request asked for it (``return_prompt``,
             ``prompt_logprobs``).
+        prompt_tail: in the first reply, if the request asked for it (``return_prompt_tail``): the
+            end of the rendered chat, behind the last text that the client wrote.
     """
 
     uid: int
@@ -65,6 +67,7 @@ class TextReply(msgspec.Struct, frozen=True, omit_defaults=True):
     num_cached_tokens: int = 0
     logprobs: list[TokenLogprob] = []
     prompt: PromptEcho | None = None
+    prompt_tail: str = ""
 
 
 class TokensReply(msgspec.Struct, frozen=True, tag="tokens_reply"):

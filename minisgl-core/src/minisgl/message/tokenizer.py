@@ -19,6 +19,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
         add_generation_prompt: end the rendered chat with the header of the assistant's turn.
         continue_final_message: leave the last message open, so that the answer goes on with it.
         tools: functions that the template may show to the model, in OpenAI's form.
+        return_prompt_tail: the first ``TextReply`` carries the prompt's end (``prompt_tail``).
     """
 
     uid: int
@@ -31,6 +32,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[dict[str, Any]] = []
+    return_prompt_tail: bool = False
 
 
 class TokenizeOnly(msgspec.Struct, frozen=True, tag="tokenize_only"):
@@ -65,6 +67,8 @@ class StreamStart(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     prompt_token_ids: bytes = b""
     """Little-endian int32, where the request wants its prompt back."""
+    prompt_tail: str = ""
+    """Of a chat prompt, behind the last text that the client wrote, if the request wants it."""
 
 
 class LogprobBatch(msgspec.Struct, frozen=True):

@@ -15,7 +15,9 @@ from minisgl.plugins.records import (
     NoSettings,
     OpRecord,
     PrefixCacheRecord,
+    ReasoningParserRecord,
     Supported,
+    ToolParserRecord,
     Unsupported,
 )
 from minisgl.request import RequestStats, StepStats
@@ -31,9 +33,11 @@ __all__ = [
     "NoSettings",
     "OpRecord",
     "PrefixCacheRecord",
+    "ReasoningParserRecord",
     "RequestStats",
     "StepStats",
     "Supported",
+    "ToolParserRecord",
     "Unsupported",
     "hookimpl",
     "hookspec",

@@ -18,6 +18,8 @@ from minisgl.plugins.records import (
     MoeBackendRecord,
     OpRecord,
     PrefixCacheRecord,
+    ReasoningParserRecord,
+    ToolParserRecord,
 )
 from minisgl.request import RequestStats, StepStats
 
@@ -59,6 +61,16 @@ class HookSpecs:
     @hookspec
     def minisgl_prefix_caches(self) -> Iterable[PrefixCacheRecord[Any]]:
         """Offer prefix caches. Once per process; may raise."""
+        return ()
+
+    @hookspec
+    def minisgl_tool_parsers(self) -> Iterable[ToolParserRecord]:
+        """Offer parsers of tool calls. Once per process; may raise."""
+        return ()
+
+    @hookspec
+    def minisgl_reasoning_parsers(self) -> Iterable[ReasoningParserRecord]:
+        """Offer parsers of reasoning. Once per process; may raise."""
         return ()
 
     @hookspec(firstresult=True)

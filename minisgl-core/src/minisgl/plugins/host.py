@@ -28,6 +28,8 @@ from minisgl.plugins.records import (
     MoeBackendRecord,
     OpRecord,
     PrefixCacheRecord,
+    ReasoningParserRecord,
+    ToolParserRecord,
 )
 from minisgl.plugins.registry import Offer, Registry
 from minisgl.request import RequestStats, StepStats
@@ -62,8 +64,8 @@ class PluginHost:
     Attributes:
         plugins: every installed plugin in distribution order.
         failures: those that could not be loaded.
-        attention, moe, ops, kv_pools, prefix_caches, models: what the others offer. Models are
-            registered by architecture, ops as ``OP.NAME``.
+        attention, moe, ops, kv_pools, prefix_caches, models, tool_parsers, reasoning_parsers: what
+            the others offer. Models are registered by architecture, ops as ``OP.NAME``.
         observer_errors: exceptions of observers, counted by (distribution, hook).
     """
 
@@ -93,6 +95,12 @@ class PluginHost:
         self.models: Registry[ModelRecord] = Registry(
             "architecture", self._offers("minisgl_models"), left_out, qualifiable=False
         )
+        self.tool_parsers: Registry[ToolParserRecord] = Registry(
+            "server.tool_call_parser", self._offers("minisgl_tool_parsers"), left_out
+        )
+        self.reasoning_parsers: Registry[ReasoningParserRecord] = Registry(
+            "server.reasoning_parser", self._offers("minisgl_reasoning_parsers"), left_out
+        )
         self.observer_errors: Counter[tuple[str, str]] = Counter()
         self._step_observers = self._with_hook("minisgl_step_finished")
         self._request_observers = self._with_hook("minisgl_request_finished")
@@ -107,6 +115,8 @@ class PluginHost:
             "kv_pools": self.kv_pools,
             "prefix_caches": self.prefix_caches,
             "models": self.models,
+            "tool_parsers": self.tool_parsers,
+            "reasoning_parsers": self.reasoning_parsers,
         }
 
     def model_for(self, architectures: Sequence[str]) -> ModelRecord:

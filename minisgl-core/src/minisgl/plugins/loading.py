@@ -28,6 +28,8 @@ from minisgl.plugins.records import (
     MoeBackendRecord,
     OpRecord,
     PrefixCacheRecord,
+    ReasoningParserRecord,
+    ToolParserRecord,
 )
 
 RECORD_HOOKS: dict[str, type] = {
@@ -37,6 +39,8 @@ RECORD_HOOKS: dict[str, type] = {
     "minisgl_ops": OpRecord,
     "minisgl_kv_pools": KVPoolRecord,
     "minisgl_prefix_caches": PrefixCacheRecord,
+    "minisgl_tool_parsers": ToolParserRecord,
+    "minisgl_reasoning_parsers": ReasoningParserRecord,
 }
 """The hooks that are called at load time, and what each must return."""
 
@@ -220,7 +224,7 @@ def record_fault(record: Any) -> str | None:
 
 
 def _settings_fault(record: Any) -> str | None:
-    if isinstance(record, OpRecord):
+    if isinstance(record, OpRecord | ToolParserRecord | ReasoningParserRecord):
         return None
     settings = record.settings_type
     if not (isinstance(settings, type) and issubclass(settings, BaseModel)):
@@ -237,7 +241,7 @@ def _settings_fault(record: Any) -> str | None:
 
 
 def _callable_fault(record: Any) -> str | None:
-    for name in ("probe", "create", "load"):
+    for name in ("probe", "create", "load", "rank_for"):
         value: Callable[..., Any] | None = getattr(record, name, None)
         if hasattr(record, name) and not callable(value):
             return f"{record.name}: {name} {value!r} must be callable"

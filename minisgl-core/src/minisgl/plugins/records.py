@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from minisgl.attention.interface import AttentionBackend, AttentionContext
     from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
     from minisgl.moe.interface import MoeBackend, MoeContext
+    from minisgl.parsing.interface import ParserContext, TextParser
 
 Phase = Literal["prefill", "decode"]
 
@@ -187,3 +188,36 @@ class OpRecord:
     summary: str
     probe: Callable[[BackendQuery], Supported | Unsupported]
     load: Callable[[], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolParserRecord:
+    """A parser of the tool calls that a model writes, on offer.
+
+    Attributes:
+        create: makes the parser of one answer; called in the API server for each answer.
+        rank_for: gets the text of the model's chat template; above 0 if the template asks for this
+            kind of calls, and ``auto`` takes the highest. It must be quick and must not raise.
+        shows_special_tokens: whether the calls' marks are special tokens, which a text without
+            special tokens does not show.
+    """
+
+    name: str
+    summary: str
+    create: "Callable[[ParserContext], TextParser]"
+    rank_for: Callable[[str], int]
+    shows_special_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningParserRecord:
+    """A parser that tells a model's reasoning from its answer, on offer.
+
+    The attributes are those of ``ToolParserRecord``.
+    """
+
+    name: str
+    summary: str
+    create: "Callable[[ParserContext], TextParser]"
+    rank_for: Callable[[str], int]
+    shows_special_tokens: bool = False

@@ -24,6 +24,7 @@ class OutputCollector:
                     num_prompt_tokens=request.num_prompt_tokens,
                     params=request.params,
                     num_cached_tokens=request.num_cached_tokens,
+                    prompt_tail=request.prompt_tail,
                 )
             )
 

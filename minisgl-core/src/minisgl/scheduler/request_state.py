@@ -28,6 +28,7 @@ class RequestState:
         params: what the user asked for.
         priority: a higher number is served earlier and retracted later.
         cache_salt: requests with another one share no cached prefix with this one.
+        prompt_tail: for the detokenizer, which hands it on.
         seed: of the request's noise; drawn once, so that a retraction changes nothing.
         num_prompt_tokens: tokens that the user sent.
         max_total_tokens: prompt and output together never exceed it.
@@ -58,6 +59,7 @@ class RequestState:
     params: SamplingParams
     priority: int
     cache_salt: str | None = None
+    prompt_tail: str = ""
     seed: int
     num_prompt_tokens: int
     max_total_tokens: int

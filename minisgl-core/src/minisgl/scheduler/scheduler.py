@@ -256,6 +256,7 @@ class Scheduler:
             params=params,
             priority=message.priority,
             cache_salt=message.cache_salt,
+            prompt_tail=message.prompt_tail,
             seed=int(self._random.integers(2**63)) if seed is None else seed,
             num_prompt_tokens=len(message.prompt),
             max_total_tokens=max_total,

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class _Stream:
     """One running request."""
 
-    __slots__ = ("finder", "num_tokens", "params", "start", "text", "unsent_ids")
+    __slots__ = ("finder", "num_tokens", "params", "start", "tail", "text", "unsent_ids")
 
     def __init__(self, start: StreamStart, decoder: TextDecoder) -> None:
         self.start = start
@@ -35,6 +35,7 @@ class _Stream:
             if start.params.stop
             else None
         )
+        self.tail = start.prompt_tail
         self.num_tokens = 0
         self.unsent_ids: list[int] = []
 
@@ -81,6 +82,11 @@ class _Stream:
     def take_ids(self) -> list[int]:
         """Return the tokens that no reply has carried yet."""
         taken, self.unsent_ids = self.unsent_ids, []
+        return taken
+
+    def take_tail(self) -> str:
+        """Return the prompt's end, once: the first reply carries it."""
+        taken, self.tail = self.tail, ""
         return taken
 
 
@@ -146,7 +152,9 @@ class Detokenizer:
         text, found = stream.push(token_ids, last_is_stop=reason == FinishReason.STOP)
         if found:
             return _last_reply(stream, text, FinishReason.STOP, stream.start.num_cached_tokens)
-        return TextReply(stream.start.uid, text, stream.take_ids()) if text else None
+        if not text:
+            return None
+        return TextReply(stream.start.uid, text, stream.take_ids(), prompt_tail=stream.take_tail())
 
     def _finish(self, uid: int, index: int, batch: TokenBatch) -> TextReply | ErrorReply | None:
         """Return the terminal event of a request that the scheduler has finished, if it is due."""
@@ -173,6 +181,7 @@ def _last_reply(stream: _Stream, text: str, reason: str, num_cached_tokens: int)
         num_prompt_tokens=stream.start.num_prompt_tokens,
         num_completion_tokens=stream.num_tokens,
         num_cached_tokens=num_cached_tokens,
+        prompt_tail=stream.take_tail(),
     )
 
 
