@@ -143,9 +143,7 @@ class EngineClient:
         for request in requests:
             self._send_to_tokenizer(request)
 
-    async def tokens(
-        self, ask: Callable[[int], TokenizeOnly | DetokenizeOnly]
-    ) -> TokensReply:
+    async def tokens(self, ask: Callable[[int], TokenizeOnly | DetokenizeOnly]) -> TokensReply:
         """Return the tokenizer's answer.
 
         Args:

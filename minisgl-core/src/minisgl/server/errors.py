@@ -7,12 +7,13 @@ Anthropic's: ``{"type": "error", "error": {"type", "message"}}``.
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from minisgl.errors import RequestError
 
@@ -20,15 +21,32 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 5
 CLIENT_CLOSED_REQUEST = 499
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+REQUEST_ID_KEY: Final = "minisgl.request_id"
+"""Where a request's ASGI scope holds its id."""
 MAX_QUOTED = 2000
 """Longest message and field name of an error: they may quote what the client sent."""
 
 
+def request_id(scope: Scope) -> str:
+    """Return the id of a request: the client's own, or the one that the server gave it."""
+    found: str = scope.get(REQUEST_ID_KEY) or ""
+    return found
+
+
+def id_header(scope: Scope) -> dict[str, str]:
+    """Return the header that tells the client the request's id."""
+    return {REQUEST_ID_HEADER: request_id(scope)}
+
+
 def error_body(error: RequestError, path: str = "") -> dict[str, Any]:
-    """Return the JSON object for one error, in the form of the protocol that ``path`` belongs to."""
+    """Return the JSON object for one error, in the form of the protocol of ``path``."""
     message = _printable(error.message)
     if is_anthropic(path):
-        return {"type": "error", "error": {"type": _anthropic_type(error.status), "message": message}}
+        return {
+            "type": "error",
+            "error": {"type": _anthropic_type(error.status), "message": message},
+        }
     return {
         "error": {
             "message": message,
@@ -85,7 +103,8 @@ def install_error_handlers(app: FastAPI) -> None:
     async def _crashed(request: Request, error: Exception) -> Response:
         logger.debug("%s %s failed: %r", request.method, request.url.path, error)
         failure = RequestError("internal server error", status=500)
-        return error_response(failure, path=request.url.path)
+        # Starlette answers a crash outside of all middleware, so the id must be added here.
+        return error_response(failure, id_header(request.scope), path=request.url.path)
 
 
 def _printable(text: str) -> str:

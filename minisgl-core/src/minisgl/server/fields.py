@@ -46,7 +46,7 @@ class NotOffered:
 
 
 class RequestModel(BaseModel):
-    """Base of all request bodies; the text below a field is its description in ``/openapi.json``."""
+    """Base of all request bodies; the text below a field describes it in ``/openapi.json``."""
 
     model_config = ConfigDict(
         extra="allow", strict=True, hide_input_in_errors=True, use_attribute_docstrings=True
@@ -145,7 +145,7 @@ def _request_error(error: ValidationError, fields: dict[str, Any]) -> RequestErr
 
 
 def _path(complaint: ErrorDetails, fields: dict[str, Any]) -> str:
-    """Return the way through the body to what is wrong, without pydantic's names of union branches."""
+    """Return the way through the body to what is wrong, without the names of union branches."""
     parts: list[str] = []
     value: Any = fields
     location = complaint["loc"]

@@ -8,23 +8,20 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.errors import RequestError
-from minisgl.server.errors import error_response
+from minisgl.server.errors import (
+    REQUEST_ID_HEADER,
+    REQUEST_ID_KEY,
+    error_response,
+    request_id,
+)
 
-REQUEST_ID_HEADER: Final = "X-Request-Id"
-_SCOPE_KEY: Final = "minisgl.request_id"
 _VALID_ID: Final = re.compile(rb"[!-~]{1,256}")
-
-
-def request_id(scope: Scope) -> str:
-    """Return the id of the request: the client's own, or the one that the server gave it."""
-    found: str = scope.get(_SCOPE_KEY) or ""
-    return found
 
 
 def name_request(scope: Scope, name: str | None) -> str:
     """Take the id from the request's body, unless a header has named it; return its id."""
-    if name is not None and not scope.get(f"{_SCOPE_KEY}.is_from_header"):
-        scope[_SCOPE_KEY] = name
+    if name is not None and not scope.get(f"{REQUEST_ID_KEY}.is_from_header"):
+        scope[REQUEST_ID_KEY] = name
     return request_id(scope)
 
 
@@ -39,7 +36,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[_SCOPE_KEY] = uuid.uuid4().hex
+        scope[REQUEST_ID_KEY] = uuid.uuid4().hex
         given = _header(scope, b"x-request-id")
 
         async def send_with_id(message: Message) -> None:
@@ -60,8 +57,8 @@ class RequestIdMiddleware:
                 )
                 await refusal(scope, receive, send_with_id)
                 return
-            scope[_SCOPE_KEY] = given.decode()
-            scope[f"{_SCOPE_KEY}.is_from_header"] = True
+            scope[REQUEST_ID_KEY] = given.decode()
+            scope[f"{REQUEST_ID_KEY}.is_from_header"] = True
         await self._app(scope, receive, send_with_id)
 
 
@@ -83,8 +80,7 @@ class ApiKeyMiddleware:
             return
         refusal = error_response(
             RequestError(
-                "a valid key is needed: send it as 'Authorization: Bearer KEY' or "
-                "'X-Api-Key: KEY'",
+                "a valid key is needed: send it as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
                 status=401,
                 code="invalid_api_key",
             ),

@@ -34,9 +34,7 @@ class ChatAnswer(Answer):
         self._fields = asked
         self._choices = [_Choice() for _ in range(self._num_choices)]
         self._prompt: PromptEcho | None = None
-        self._is_plain = not (
-            asked.continuous_usage or asked.return_token_ids or asked.logprobs
-        )
+        self._is_plain = not (asked.continuous_usage or asked.return_token_ids or asked.logprobs)
 
     def _add(self, index: int, reply: TextReply) -> None:
         choice = self._choices[index]

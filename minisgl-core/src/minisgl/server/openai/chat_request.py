@@ -27,6 +27,10 @@ CHAT_NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "documents": NotOffered("put them into the messages", ([],)),
     "continue_final_message": NotOffered("not yet", (False,)),
     "store": NotOffered("this server keeps nothing", (False,)),
+    "echo": NotOffered("it belongs to /v1/completions", (False,)),
+    "suffix": NotOffered("it belongs to /v1/completions", ("",)),
+    "best_of": NotOffered("it belongs to /v1/completions", (1,)),
+    "add_special_tokens": NotOffered("the chat template writes them", (False,)),
 }
 
 
@@ -38,14 +42,14 @@ class ChatRequest(GenerationFields):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     """The conversation so far: objects with ``role`` and ``content``, text or text parts."""
     max_completion_tokens: Annotated[int | None, documented(minimum=1, maximum=MAX_WHOLE)] = None
-    """OpenAI's newer name of ``max_tokens``, which it wins over. Without either, the answer may take
-    all the room that is left."""
+    """OpenAI's newer name of ``max_tokens``, which it wins over. Without either, the answer may
+    take all the room that is left."""
     logprobs: bool = False
     """Return the log-probability of each token, by the model itself: before penalties, bias,
     temperature and filters."""
     top_logprobs: Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)] = 0
     """Return this many alternatives of each token too; needs ``logprobs``."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] | None = None
     """Extra variables of the chat template, such as ``{"enable_thinking": false}``."""
     add_generation_prompt: bool = True
     """End the prompt with the header of the assistant's turn."""

@@ -22,17 +22,36 @@ DEFAULT_MAX_TOKENS: Final = 16
 """``max_tokens`` when absent, as OpenAI documents."""
 
 
+_CHAT_ONLY: Final = "it belongs to /v1/chat/completions"
+
+COMPLETION_NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
+    **NOT_OFFERED,
+    "suffix": NotOffered(
+        "text between two pieces needs a prompt in the model's own form, which no checkpoint "
+        "declares; write that prompt yourself",
+        ("",),
+    ),
+    "max_completion_tokens": NotOffered(_CHAT_ONLY),
+    "top_logprobs": NotOffered(f"{_CHAT_ONLY}; logprobs is the number here", (0,)),
+    "chat_template_kwargs": NotOffered(_CHAT_ONLY, ({},)),
+    "add_generation_prompt": NotOffered(_CHAT_ONLY, (True,)),
+    "continue_final_message": NotOffered(_CHAT_ONLY, (False,)),
+    "tools": NotOffered(_CHAT_ONLY, ([],)),
+    "tool_choice": NotOffered(_CHAT_ONLY, ("none", "auto")),
+    "parallel_tool_calls": NotOffered(_CHAT_ONLY, (True, False)),
+    "functions": NotOffered(_CHAT_ONLY, ([],)),
+    "function_call": NotOffered(_CHAT_ONLY, ("none", "auto")),
+    "reasoning_effort": NotOffered(_CHAT_ONLY, ("none",)),
+    "modalities": NotOffered("answers are text", (["text"],)),
+    "audio": NotOffered("answers are text"),
+    "store": NotOffered("this server keeps nothing", (False,)),
+}
+
+
 class CompletionRequest(GenerationFields):
     """``POST /v1/completions``."""
 
-    not_offered: ClassVar[Mapping[str, NotOffered]] = {
-        **NOT_OFFERED,
-        "suffix": NotOffered(
-            "text between two pieces needs a prompt in the model's own form, which no checkpoint "
-            "declares; write that prompt yourself",
-            ("",),
-        ),
-    }
+    not_offered: ClassVar[Mapping[str, NotOffered]] = COMPLETION_NOT_OFFERED
 
     prompt: Annotated[
         Any,

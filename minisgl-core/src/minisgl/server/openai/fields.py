@@ -18,13 +18,15 @@ from minisgl.request import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_PRIORITY,
+    MAX_REPETITION_PENALTY,
     MAX_SEED,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MAX_WHOLE,
+    MIN_REPETITION_PENALTY,
     SamplingParams,
 )
-from minisgl.server.fields import Nested, NotOffered, RequestModel, shortened
+from minisgl.server.fields import Nested, NotOffered, shortened
 from minisgl.server.openai.grammar_fields import GrammarFields
 
 MAX_CHOICES: Final = 128
@@ -83,11 +85,11 @@ class GenerationFields(GrammarFields):
     """Drop tokens less likely than this fraction of the likeliest one's probability."""
     seed: Annotated[int | None, documented(minimum=0, maximum=MAX_SEED)] = None
     """Makes the noise of the answer reproducible, whatever else runs."""
-    stop: Annotated[
-        str | list[str], documented(maxItems=MAX_STOP_STRINGS, items={"minLength": 1})
-    ] = []
+    stop: Annotated[str | list[str] | None, documented(maxItems=MAX_STOP_STRINGS, minLength=1)] = (
+        None
+    )
     """A string or strings that end the text; neither they nor what follows is returned."""
-    stop_token_ids: Annotated[list[int], documented(maxItems=MAX_STOP_TOKEN_IDS)] = []
+    stop_token_ids: Annotated[list[int] | None, documented(maxItems=MAX_STOP_TOKEN_IDS)] = None
     """Tokens that end the text, beside the model's own."""
     include_stop_str_in_output: bool = False
     """Keep the stop string at the end of the text."""
@@ -101,13 +103,15 @@ class GenerationFields(GrammarFields):
     """Subtracted from the logits of tokens that the answer holds already."""
     frequency_penalty: Annotated[float, documented(minimum=-2, maximum=2)] = 0.0
     """Subtracted once for each time that the answer holds a token already."""
-    repetition_penalty: Annotated[float, documented(exclusiveMinimum=0)] = 1.0
+    repetition_penalty: Annotated[
+        float, documented(minimum=MIN_REPETITION_PENALTY, maximum=MAX_REPETITION_PENALTY)
+    ] = 1.0
     """Divides positive and multiplies negative logits of tokens of prompt and answer."""
-    logit_bias: Annotated[dict[str, float], documented(maxProperties=MAX_LOGIT_BIAS)] = {}
+    logit_bias: Annotated[dict[str, float] | None, documented(maxProperties=MAX_LOGIT_BIAS)] = None
     """Token ids, as strings, with what is added to their logits, from -100 (never) to 100."""
-    bad_words: Annotated[list[str], documented(maxItems=MAX_BAD_WORDS)] = []
+    bad_words: Annotated[list[str] | None, documented(maxItems=MAX_BAD_WORDS)] = None
     """Texts that must not appear."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Annotated[list[int] | None, documented(minItems=1)] = None
     """Only these tokens are possible."""
     prompt_logprobs: Annotated[int | None, documented(minimum=0, maximum=MAX_LOGPROBS)] = None
     """Return the log-probability of each token of the prompt, and of this many alternatives."""
@@ -177,8 +181,8 @@ class GenerationFields(GrammarFields):
             "top_k": self.top_k,
             "min_p": self.min_p,
             "seed": self.seed,
-            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            "stop_token_ids": tuple(self.stop_token_ids),
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
@@ -186,8 +190,8 @@ class GenerationFields(GrammarFields):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
-            "logit_bias": _biases(self.logit_bias),
-            "bad_words": tuple(self.bad_words),
+            "logit_bias": _biases(self.logit_bias or {}),
+            "bad_words": tuple(self.bad_words or ()),
             "allowed_token_ids": (
                 None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)
             ),
@@ -229,6 +233,3 @@ def _biases(biases: Mapping[str, float]) -> dict[int, float]:
             raise RequestError(f"logit_bias names token {int(key)} twice", param="logit_bias")
         by_token[int(key)] = value
     return by_token
-
-
-__all__ = ["GenerationFields", "RequestModel", "StreamOptions", "choice_params"]

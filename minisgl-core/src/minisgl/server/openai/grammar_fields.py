@@ -146,17 +146,14 @@ def _of_structured_outputs(asked: StructuredOutputs | None) -> GrammarSpec | Non
     if asked is None:
         return None
     where = "structured_outputs"
-    found = [
-        read(value, f"{where}.{name}")
-        for name, value, read in (
-            ("json", asked.json_field, _schema),
-            ("regex", asked.regex, _regex),
-            ("choice", asked.choice, _choice),
-            ("grammar", asked.grammar, _ebnf),
-            ("json_object", asked.json_object or None, _json_object),
-        )
-        if value is not None
-    ]
+    readers: tuple[tuple[str, Any, Callable[[Any, str], GrammarSpec]], ...] = (
+        ("json", asked.json_field, _schema),
+        ("regex", asked.regex, _regex),
+        ("choice", asked.choice, _choice),
+        ("grammar", asked.grammar, _ebnf),
+        ("json_object", asked.json_object or None, _json_object),
+    )
+    found = [read(value, f"{where}.{name}") for name, value, read in readers if value is not None]
     if len(found) != 1:
         raise RequestError(
             f"{where} must hold exactly one of json, regex, choice, grammar and json_object, "

@@ -123,7 +123,10 @@ def prompt_logprobs(prompt: PromptEcho, num_top: int) -> list[dict[str, Any] | N
 
 def cut_to(tokens: Sequence[TokenLogprob | None], num_top: int) -> list[TokenLogprob | None]:
     """Return the tokens with at most ``num_top`` alternatives each."""
-    return [None if token is None else TokenLogprob(token.chosen, token.top[:num_top]) for token in tokens]
+    return [
+        None if token is None else TokenLogprob(token.chosen, token.top[:num_top])
+        for token in tokens
+    ]
 
 
 def _finite(value: float) -> float:

@@ -34,7 +34,7 @@ def add_openai_routes(
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             options={
-                "template_kwargs": asked.chat_template_kwargs,
+                "template_kwargs": asked.chat_template_kwargs or {},
                 "add_generation_prompt": asked.add_generation_prompt,
             },
         )
