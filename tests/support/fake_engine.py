@@ -18,6 +18,7 @@ from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan, IntArray
 from minisgl.engine.plan_codec import decode_plan, encode_plan, plan_words
 from minisgl.engine.staging import PlanStager
+from support.toy_grammar import allowed
 
 VOCAB = 11
 EOS = 1
@@ -36,19 +37,39 @@ def generate(
     *,
     stop_ids: frozenset[int] = frozenset({EOS}),
     min_tokens: int = 0,
+    grammar: str = "",
 ) -> list[int]:
-    """What a request must get, whatever runs beside it."""
+    """What a request must get, whatever runs beside it.
+
+    ``grammar`` is one of ``support.toy_grammar``; a text that it ends may be shorter than all else
+    would make it.
+    """
     sequence, output = list(prompt), []
     while len(output) < max_tokens:
         token = next_token(sequence)
-        if len(output) < min_tokens:
-            while token in stop_ids:
-                token = (token + 1) % VOCAB
+        may = may_come(output, grammar, stop_ids, min_tokens)
+        if not may:
+            break
+        while token not in may:
+            token = (token + 1) % VOCAB
         output.append(token)
         sequence.append(token)
         if token in stop_ids:
             break
     return output
+
+
+def may_come(
+    output: list[int], grammar: str, stop_ids: frozenset[int], min_tokens: int
+) -> set[int]:
+    """Return the tokens that may follow ``output``."""
+    may = set(range(VOCAB))
+    if grammar:
+        seed, length = map(int, grammar.split(":"))
+        may = allowed(seed, length, output)
+        if EOS not in stop_ids:
+            may -= {EOS}
+    return may - stop_ids if len(output) < min_tokens else may
 
 
 @dataclass(slots=True)
@@ -123,6 +144,7 @@ class FakeEngine:
         self._lengths = np.zeros(max_running_requests, dtype=np.int64)
         self._min_end = np.zeros(max_running_requests, dtype=np.int64)
         self._bans: dict[int, set[int]] = {}
+        self._masks: dict[int, set[int]] = {}
         self._order: list[int] = []
         self._kv = np.full((num_pages + 1) * page_size, _EMPTY, dtype=np.int64)
         self._stager = PlanStager()
@@ -191,6 +213,10 @@ class FakeEngine:
             self._table[row, column] = page
         if plan.decode_rows is not None:
             self._order = plan.decode_rows.tolist()
+        self._masks = {
+            row: {token for token in range(VOCAB) if int(mask[0]) >> token & 1}
+            for row, mask in zip(plan.mask_rows.tolist(), plan.masks, strict=True)
+        }
 
     def _launches(self, plan: BatchPlan) -> list[list[Part]]:
         """Return what each launch feeds, and advance the rows' lengths."""
@@ -227,7 +253,10 @@ class FakeEngine:
             sequence = [self._read(row, position) for position in range(part.end)]
             if part.sampled:
                 token = next_token(sequence)
-                while part.end < self._min_end[row] and token in self._bans[row]:
+                banned = self._bans[row] if part.end < self._min_end[row] else set()
+                may = self._masks.get(row, set(range(VOCAB))) - banned
+                assert may, "no token may come"
+                while token not in may:
                     token = (token + 1) % VOCAB
                 sampled.append(token)
                 self._last[row] = token

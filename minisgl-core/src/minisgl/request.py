@@ -189,7 +189,6 @@ _NOT_YET: Final[dict[str, object]] = {
     "logprobs": None,
     "prompt_logprobs": None,
     "return_prompt": False,
-    "grammar": None,
 }
 """Fields that nothing obeys so far, and the only value of each that can be asked for."""
 

@@ -85,7 +85,7 @@ class Engine:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             # What was made on other streams (weights, pool, row state) is there before it is used.
             torch.cuda.synchronize(device)
-        self._processing = LogitsProcessing(self._mirror, self._upload)
+        self._processing = LogitsProcessing(self._mirror, self.state, self._upload)
         self._nvtx = nvtx and device.type == "cuda"
         self._next_plan = 0
 
@@ -123,7 +123,7 @@ class Engine:
     def warm_up(self, num_tokens: int = 1) -> None:
         """Prefill so many tokens in as many rows as can be: no request pays for first-time work.
 
-        Greedy, sampled and filtered rows are among them where there are several. Their K and V go
+        Greedy, sampled and filtered rows are among them where there are several, and a masked one. Their K and V go
         to the dummy page, as long as no plan has given the rows pages. To be called before the
         first plan.
         """
@@ -139,7 +139,14 @@ class Engine:
         chunks = np.zeros(num_rows, dtype=CHUNK)
         chunks["row"], chunks["length"], chunks["sampled"] = added["row"], lengths, 1
         tokens = np.zeros(int(lengths.sum()), dtype=np.int32)
-        plan = BatchPlan(number=0, added=added, chunks=chunks, token_ids=tokens)
+        plan = BatchPlan(
+            number=0,
+            added=added,
+            chunks=chunks,
+            token_ids=tokens,
+            mask_rows=np.zeros(1, dtype=np.int32),
+            masks=np.full((1, -(-self.info.vocab_size // 32)), -1, dtype=np.int32),
+        )
         self.forward_batch(plan).tokens()
         self._next_plan = 0
 

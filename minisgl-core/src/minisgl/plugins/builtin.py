@@ -61,6 +61,7 @@ _TRITON_OPS = {
     "advance_rows": "Every decode row's state into the model's inputs",
     "sample_gumbel": "Greedy and Gumbel-max sampling straight from the logits",
     "sample_filtered": "The same behind top-k, top-p and min-p, without sorting",
+    "mask_tokens": "Masks from the host, read bit by bit",
 }
 
 
