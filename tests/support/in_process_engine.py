@@ -10,12 +10,15 @@ import httpx
 
 from minisgl.message import (
     AbortRequest,
+    DetokenizeOnly,
     ErrorReply,
     FrontendMessage,
     GenerateRequest,
     ReplyBatch,
     TextReply,
+    TokenizeOnly,
     TokenizeRequest,
+    TokensReply,
 )
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.server.app import create_app
@@ -23,7 +26,7 @@ from minisgl.server.client import EngineClient
 from minisgl.server.served_model import ServedModel
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
-from minisgl.tokenizer.worker import tokenize
+from minisgl.tokenizer.worker import answer
 from support.fake_scheduler import MAX_SEQ_LEN, EchoScheduler
 from support.made_up_logprobs import MadeUpLogprobs
 from support.text_tokenizers import byte_level
@@ -57,16 +60,17 @@ class InProcessEngine:
         self.detokenizer = Detokenizer(tokenizer)
         self.logprobs = MadeUpLogprobs(tokenizer)
         self.scheduler = EchoScheduler(self.transport, {})
-        self._errors: list[ErrorReply] = []
+        self._errors: list[ErrorReply | TokensReply] = []
 
     def send(self, message: Any) -> None:
         """Take what the client sends to the tokenizer or to the scheduler."""
-        if isinstance(message, TokenizeRequest):
-            self.requests.append(message)
-            message = tokenize(self.encoder, message)
+        if isinstance(message, TokenizeRequest | TokenizeOnly | DetokenizeOnly):
+            if isinstance(message, TokenizeRequest):
+                self.requests.append(message)
+            message = answer(self.encoder, message)
         if isinstance(message, AbortRequest):
             self.aborted += message.uids
-        if isinstance(message, ErrorReply):
+        if isinstance(message, ErrorReply | TokensReply):
             self._errors.append(message)
         else:
             if isinstance(message, GenerateRequest):
