@@ -19,6 +19,7 @@ from minisgl.server.middleware import (
 )
 from minisgl.server.openai.routes import add_openai_routes
 from minisgl.server.served_model import ServedModel
+from minisgl.server.tokens import add_token_routes
 
 
 def create_app(
@@ -48,6 +49,7 @@ def create_app(
     _add_status_routes(app, client, model)
     parser = RequestParser(strict=strict_requests)
     add_openai_routes(app, client, model, parser)
+    add_token_routes(app, client, model, parser)
     return app
 
 
