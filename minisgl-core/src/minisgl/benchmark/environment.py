@@ -29,6 +29,11 @@ def describe_environment(
         commit: what to say where the code does not run from its checkout.
         device: the setting ``engine.device``.
     """
+    return {**describe_code(command, commit), "device": device_facts(device)}
+
+
+def describe_code(command: Sequence[str], commit: str | None = None) -> dict[str, Any]:
+    """Return the same without the device, for a program that runs on none; imports no torch."""
     import shlex
 
     return {
@@ -36,7 +41,6 @@ def describe_environment(
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": commit or find_commit(),
         "versions": versions(),
-        "device": device_facts(device),
     }
 
 

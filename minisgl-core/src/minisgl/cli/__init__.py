@@ -15,7 +15,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("minisgl.cli.serve", "serve a model over HTTP, in OpenAI's API"),
     "generate": ("minisgl.cli.generate", "generate text for prompts, offline"),
     "chat": ("minisgl.cli.chat", "talk to a model in the terminal"),
-    "bench": ("minisgl.cli.bench", "measure: speed offline, of kernels, of the host"),
+    "bench": ("minisgl.cli.bench", "measure: speed offline, of servers, kernels, the host"),
     "plugins": ("minisgl.cli.plugins", "list, show, check and explain plugins"),
     "config": ("minisgl.cli.config", "show the effective settings, or their JSON Schema"),
 }

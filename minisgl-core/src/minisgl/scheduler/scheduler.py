@@ -299,6 +299,9 @@ class Scheduler:
             num_waiting=self.num_waiting,
             num_free_pages=self.cache.num_available,
             num_pages=self.cache.num_pages,
+            num_retracted=self.num_retractions,
+            num_queried_tokens=self._prefill.num_queried_tokens,
+            num_cached_tokens=self._prefill.num_cached_tokens,
         )
 
     # Choosing

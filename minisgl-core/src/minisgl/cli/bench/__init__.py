@@ -7,6 +7,7 @@ from minisgl.settings import ResolvedSettings
 
 BENCHMARKS = {
     "offline": "minisgl.cli.bench.offline",
+    "serve": "minisgl.cli.bench.serve",
     "kernels": "minisgl.cli.bench.kernels",
     "host": "minisgl.cli.bench.host",
     "trace": "minisgl.cli.bench.trace",

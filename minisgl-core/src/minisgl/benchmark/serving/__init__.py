@@ -1,0 +1,1 @@
+"""``minisgl bench serve``: a load generator for any OpenAI-compatible server, and its figures."""
