@@ -6,11 +6,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from minisgl.plugins.hookspecs import hookimpl
 from minisgl.plugins.records import (
     AttentionBackendRecord,
     BackendQuery,
     Capabilities,
+    GrammarBackendRecord,
     KVPoolRecord,
     MoeBackendRecord,
     NoSettings,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from minisgl.attention.interface import AttentionBackend, AttentionContext
     from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
     from minisgl.moe.interface import MoeBackend, MoeContext
+    from minisgl.structured.interface import GrammarBackend, GrammarContext
 
 
 def _reference(query: BackendQuery) -> Supported | Unsupported:  # noqa: ARG001
@@ -123,6 +127,35 @@ def _create_naive(page_size: int, settings: NoSettings) -> "PrefixCache":  # noq
     return NaivePrefixCache(page_size)
 
 
+class XGrammarSettings(BaseModel):
+    """Settings of the backend ``xgrammar``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_whitespace: int | None = Field(
+        8,
+        ge=1,
+        le=64,
+        description="Most spaces and line breaks in a row between the parts of JSON: a model that"
+        " goes astray writes nothing else until max_tokens; null sets no limit.",
+    )
+
+
+def _probe_xgrammar() -> int | Unsupported:
+    if find_spec("xgrammar") is None:
+        return Unsupported(
+            "needs the package xgrammar, which is not installed: pip install"
+            " 'minisgl-core[structured]'"
+        )
+    return 10
+
+
+def _create_xgrammar(context: "GrammarContext", settings: XGrammarSettings) -> "GrammarBackend":
+    from minisgl.structured.xgrammar_backend import XGrammarBackend
+
+    return XGrammarBackend(context, settings.max_whitespace)
+
+
 @hookimpl
 def minisgl_attention_backends() -> Iterable[AttentionBackendRecord[Any]]:
     """Offer the torch reference: any device, dtype, page size and head dim."""
@@ -219,6 +252,20 @@ def minisgl_prefix_caches() -> Iterable[PrefixCacheRecord[Any]]:
             settings_type=NoSettings,
             create=_create_naive,
         ),
+    ]
+
+
+@hookimpl
+def minisgl_grammar_backends() -> Iterable[GrammarBackendRecord[Any]]:
+    """Offer XGrammar, which the extra ``structured`` installs."""
+    return [
+        GrammarBackendRecord(
+            name="xgrammar",
+            summary="JSON schemas, regular expressions, choices and EBNF through XGrammar",
+            settings_type=XGrammarSettings,
+            probe=_probe_xgrammar,
+            create=_create_xgrammar,
+        )
     ]
 
 

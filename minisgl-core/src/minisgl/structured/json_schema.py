@@ -101,7 +101,7 @@ class _Preparation:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-raise _wrong(path, "an object or a boolean", schema)
+            raise _wrong(path, "an object or a boolean", schema)
         if depth > MAX_DEPTH:
             raise ValueError(f"{_short(path)} is nested deeper than {MAX_DEPTH} schemas")
         for name in schema.keys() & _REFUSED:

@@ -160,7 +160,7 @@ def compile_spec(
         compiled = _COMPILERS[spec.kind](compiler, spec.value, arguments.max_whitespace)
     except RuntimeError as error:
         raise ValueError(_without_place(str(error))) from None
-    data = compiled.serialize_json().encode()
+    data: bytes = compiled.serialize_json().encode()
     if len(data) > MAX_COMPILED_BYTES:
         raise ValueError(f"it is too large: {len(data)} bytes compiled, {MAX_COMPILED_BYTES} fit")
     # As the process that serves will do it: what fails there must fail here before.
