@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+import uvloop
 import zmq
 import zmq.asyncio
 
@@ -104,7 +105,8 @@ def serve(
                 limits=limits or SilenceLimits(),
             )
             try:
-                return asyncio.run(server.run(announce))
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    return runner.run(server.run(announce))
             except asyncio.CancelledError:
                 return 128 + server.last_signal
 
