@@ -10,19 +10,25 @@ import httpx
 
 from minisgl.message import (
     AbortRequest,
+    DetokenizeOnly,
     ErrorReply,
     FrontendMessage,
+    GenerateRequest,
     ReplyBatch,
     TextReply,
+    TokenizeOnly,
     TokenizeRequest,
+    TokensReply,
 )
 from minisgl.scheduler.transport import MemoryTransport
-from minisgl.server.app import ServedModel, create_app
+from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
+from minisgl.server.served_model import ServedModel
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
-from minisgl.tokenizer.worker import tokenize
+from minisgl.tokenizer.worker import answer
 from support.fake_scheduler import MAX_SEQ_LEN, EchoScheduler
+from support.made_up_logprobs import MadeUpLogprobs
 from support.text_tokenizers import byte_level
 
 MODEL = "org/fake-model"
@@ -52,19 +58,23 @@ class InProcessEngine:
         tokenizer = byte_level()
         self.encoder = PromptEncoder(tokenizer)
         self.detokenizer = Detokenizer(tokenizer)
+        self.logprobs = MadeUpLogprobs(tokenizer)
         self.scheduler = EchoScheduler(self.transport, {})
-        self._errors: list[ErrorReply] = []
+        self._errors: list[ErrorReply | TokensReply] = []
 
     def send(self, message: Any) -> None:
         """Take what the client sends to the tokenizer or to the scheduler."""
-        if isinstance(message, TokenizeRequest):
-            self.requests.append(message)
-            message = tokenize(self.encoder, message)
+        if isinstance(message, TokenizeRequest | TokenizeOnly | DetokenizeOnly):
+            if isinstance(message, TokenizeRequest):
+                self.requests.append(message)
+            message = answer(self.encoder, message)
         if isinstance(message, AbortRequest):
             self.aborted += message.uids
-        if isinstance(message, ErrorReply):
+        if isinstance(message, ErrorReply | TokensReply):
             self._errors.append(message)
         else:
+            if isinstance(message, GenerateRequest):
+                self.logprobs.note(message)
             self.transport.inbox.append(message)
 
     async def receive(self) -> list[FrontendMessage]:
@@ -85,7 +95,8 @@ class InProcessEngine:
         for batch in self.transport.outbox:
             replies, stops = self.detokenizer.process(batch)
             self.transport.inbox.extend(stops)
-            found.append(ReplyBatch([r for r in replies if isinstance(r, TextReply)]))
+            texts = [self.logprobs.add(r) for r in replies if isinstance(r, TextReply)]
+            found.append(ReplyBatch(texts))
             found += [r for r in replies if isinstance(r, ErrorReply)]
         self.transport.outbox.clear()
         return found
@@ -102,12 +113,12 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(*, api_key: str | None = None, pings: bool = True) -> AsyncIterator[Served]:
+async def served(*, pings: bool = True, **options: Any) -> AsyncIterator[Served]:
     """Yield a running application; checks at the end that no request was forgotten."""
     engine = InProcessEngine()
     client = EngineClient(tokenizer=engine, scheduler=engine, replies=engine)
     model = ServedModel(MODEL, MAX_SEQ_LEN, max_chars_per_token(byte_level()))
-    app = create_app(client, model, api_key=api_key)
+    app = create_app(client, model, **options)
     tasks = [asyncio.create_task(client.listen())]
     if pings:
         tasks.append(asyncio.create_task(client.ping()))

@@ -6,48 +6,55 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minisgl import request
 from minisgl.message import (
     AbortRequest,
+    DetokenizeOnly,
     ErrorReply,
     GenerateRequest,
     StreamStart,
     TokenBatch,
+    TokenizeOnly,
     TokenizeRequest,
+    TokensReply,
 )
 from minisgl.request import SamplingParams
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder
-from minisgl.tokenizer.worker import _detokenize, tokenize
-from support.text_tokenizers import byte_level
+from minisgl.tokenizer.worker import _detokenize, answer
+from support.text_tokenizers import byte_level, sentencepiece
 
 PARAMS = SamplingParams(max_tokens=3)
+with_bad_words = pytest.mark.skipif(
+    "bad_words" in getattr(request, "_NOT_YET", ()), reason="SamplingParams refuse bad_words yet"
+)
 ENCODER = PromptEncoder(byte_level())
 
 
 def test_a_prompt_becomes_a_request_for_the_scheduler() -> None:
-    answer = tokenize(ENCODER, TokenizeRequest(7, "hello", PARAMS, 2, "tenant"))
-    assert isinstance(answer, GenerateRequest)
-    assert answer.cache_salt == "tenant"
-    assert (answer.uid, answer.params, answer.priority) == (7, PARAMS, 2)
-    assert answer.prompt.dtype == np.int32
-    assert answer.prompt.tolist() == ENCODER.encode("hello")
+    reply = answer(ENCODER, TokenizeRequest(7, "hello", PARAMS, 2, "tenant"))
+    assert isinstance(reply, GenerateRequest)
+    assert reply.cache_salt == "tenant"
+    assert (reply.uid, reply.params, reply.priority) == (7, PARAMS, 2)
+    assert reply.prompt.dtype == np.int32
+    assert reply.prompt.tolist() == ENCODER.encode("hello")
 
 
 @pytest.mark.parametrize("prompt", ["", [], [-1], [{"role": "user"}], [{}]])
 def test_a_bad_prompt_becomes_an_error_reply(prompt) -> None:
-    answer = tokenize(ENCODER, TokenizeRequest(7, prompt, PARAMS))
-    assert isinstance(answer, ErrorReply)
-    assert (answer.uid, answer.status) == (7, 400)
-    assert answer.param is not None
+    reply = answer(ENCODER, TokenizeRequest(7, prompt, PARAMS))
+    assert isinstance(reply, ErrorReply)
+    assert (reply.uid, reply.status) == (7, 400)
+    assert reply.param is not None
 
 
 def test_a_crash_of_the_tokenizer_is_that_requests_error(monkeypatch, caplog) -> None:
     encoder = PromptEncoder(byte_level())
     monkeypatch.setattr(encoder, "encode", lambda *a, **k: 1 / 0)
-    answer = tokenize(encoder, TokenizeRequest(7, "x", PARAMS))
-    assert isinstance(answer, ErrorReply)
-    assert answer.status == 500
-    assert "division" not in answer.message
+    reply = answer(encoder, TokenizeRequest(7, "x", PARAMS))
+    assert isinstance(reply, ErrorReply)
+    assert reply.status == 500
+    assert "division" not in reply.message
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -79,3 +86,61 @@ def test_a_step_that_cannot_be_read_ends_its_requests_instead_of_leaving_them_wa
         (5, 500),
     ]
     assert wires.scheduler.sent == [AbortRequest([3, 4, 5])]
+
+
+def test_tokens_alone_go_back_to_the_api_server() -> None:
+    reply = answer(ENCODER, TokenizeOnly(7, "hello"))
+    assert reply == TokensReply(7, ENCODER.encode("hello"))
+    messages = [{"role": "user", "content": "hello"}]
+    assert answer(ENCODER, TokenizeOnly(7, messages)) == TokensReply(7, ENCODER.encode(messages))
+
+
+def test_text_of_tokens_goes_back_to_the_api_server() -> None:
+    ids = [1, *ENCODER.encode("hello"), 2]
+    assert answer(ENCODER, DetokenizeOnly(7, ids)) == TokensReply(
+        7, text="<|im_start|>hello<|im_end|>"
+    )
+    assert answer(ENCODER, DetokenizeOnly(7, ids, True)) == TokensReply(7, text="hello")
+
+
+@pytest.mark.parametrize("bad", [-1, 10**6, 2**40])
+def test_tokens_that_do_not_exist_are_refused_by_value(bad) -> None:
+    reply = answer(ENCODER, DetokenizeOnly(7, [5, bad]))
+    assert isinstance(reply, ErrorReply)
+    assert (reply.status, reply.param) == (400, "tokens")
+    assert str(bad) in reply.message
+
+
+@with_bad_words
+def test_bad_words_are_forbidden_alone_and_behind_a_space() -> None:
+    params = SamplingParams(bad_words=("world", " hello"), bad_token_ids=((5,),))
+    reply = answer(ENCODER, TokenizeRequest(7, "x", params))
+    assert isinstance(reply, GenerateRequest)
+    expected = [ENCODER.encode(text) for text in ("world", " world", "hello")]  # " hello" ends so
+    assert [list(ids) for ids in reply.params.bad_token_ids] == [[5], *expected]
+
+
+@with_bad_words
+def test_a_sequence_that_ends_with_a_forbidden_one_is_not_named_again() -> None:
+    encoder = PromptEncoder(sentencepiece())  # " x" is a space and then "x"
+    params = encoder.with_bad_token_ids(SamplingParams(bad_words=("Hello", "Hello")))
+    assert [encoder.decode(ids) for ids in params.bad_token_ids] == ["Hello"]
+
+
+@with_bad_words
+@pytest.mark.parametrize("word", [" ", "\ud800"])
+def test_a_bad_word_without_tokens_is_refused(word) -> None:
+    reply = answer(ENCODER, TokenizeRequest(7, "x", SamplingParams(bad_words=(word,))))
+    assert isinstance(reply, ErrorReply)
+    assert (reply.status, reply.param) == (400, "bad_words")
+
+
+def test_the_prompts_end_comes_only_if_it_is_asked_for() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    asked = answer(ENCODER, TokenizeRequest(7, messages, PARAMS, return_prompt_tail=True))
+    assert isinstance(asked, GenerateRequest)
+    assert asked.prompt_tail == "<|im_start|>assistant\n"
+    silent = answer(ENCODER, TokenizeRequest(7, messages, PARAMS))
+    assert isinstance(silent, GenerateRequest)
+    assert silent.prompt_tail == ""
+    assert silent.token_ids == asked.token_ids

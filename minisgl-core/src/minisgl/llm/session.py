@@ -100,6 +100,7 @@ class Session:
         if params.stop and self.tokenizer is None:
             raise RequestError(f"stop strings cannot be found: {NO_TOKENIZER}", param="stop")
         data = np.array(self._encoder.encode(prompt), dtype="<i4").tobytes()
+        params = self._encoder.with_bad_token_ids(params)
         request = GenerateRequest(next(self._uids), data, params, priority, cache_salt)
         validate(request, self.info)
         return request

@@ -8,34 +8,33 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
-
-import msgspec
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from minisgl.errors import RequestError
 from minisgl.message import (
     AbortRequest,
     BackendMessage,
+    DetokenizeOnly,
     ErrorReply,
     FrontendMessage,
     Ping,
     Pong,
     ReplyBatch,
     TextReply,
+    TokenizeOnly,
     TokenizeRequest,
     TokenizerMessage,
+    TokensReply,
 )
 from minisgl.request import SamplingParams
+from minisgl.server.generation import Generation, error_of
 
 logger = logging.getLogger(__name__)
 
 Prompt = str | list[int] | list[dict[str, Any]]
 
 PING_INTERVAL: Final = 1.0
-MAX_MERGED_TEXT: Final = 1000
 HEARTBEAT_TIMEOUT: Final = 10.0
 """Seconds without a heartbeat after which the server calls itself unhealthy."""
 
@@ -54,95 +53,20 @@ class Receiver(Protocol):
         """Wait for replies and return all that are there."""
 
 
-class Generation:
-    """The replies to one HTTP request, which may hold several prompts.
+class Observer(Protocol):
+    """Follows answers, such as ``EngineMetrics``; what it raises is logged and goes no further."""
 
-    Used as ``async with client.generate(...) as generation: async for index, reply in generation``;
-    leaving the block aborts what has not finished.
-    """
+    def asked(self, uids: Sequence[int]) -> None:
+        """Called when answers have been asked for."""
 
-    def __init__(self, client: "EngineClient", uids: Sequence[int]) -> None:
-        self._client = client
-        self._index_of = {uid: index for index, uid in enumerate(uids)}
-        self._running = set(uids)
-        self._replies: deque[TextReply | ErrorReply] = deque()
-        self._arrived = asyncio.Event()
-        self._ahead: tuple[int, TextReply] | None = None
+    def replied(self, replies: Sequence[TextReply]) -> None:
+        """Called for each step's replies."""
 
-    @property
-    def uids(self) -> tuple[int, ...]:
-        """The engine's numbers of the prompts, in their order."""
-        return tuple(self._index_of)
+    def failed(self, reply: ErrorReply) -> None:
+        """Called when an answer was refused or failed."""
 
-    def put(self, reply: TextReply | ErrorReply) -> None:
-        """Take a reply; called by the client's listener.
-
-        What a slow reader has not taken yet is merged, so that it catches up in fewer chunks.
-        """
-        last = self._replies[-1] if self._replies else None
-        if (
-            isinstance(last, TextReply)
-            and isinstance(reply, TextReply)
-            and last.uid == reply.uid
-            and last.finish_reason is None
-            and len(last.text) < MAX_MERGED_TEXT
-        ):
-            self._replies[-1] = msgspec.structs.replace(
-                reply, text=last.text + reply.text, token_ids=last.token_ids + reply.token_ids
-            )
-        else:
-            self._replies.append(reply)
-        self._arrived.set()
-
-    async def first(self) -> None:
-        """Wait until the first reply is there; the iteration still yields it.
-
-        Raises:
-            RequestError: the request was refused, so an HTTP status can still say so.
-        """
-        if self._ahead is None and self._running:
-            self._ahead = await self._next()
-
-    def __aiter__(self) -> AsyncIterator[tuple[int, TextReply]]:
-        return self
-
-    async def __anext__(self) -> tuple[int, TextReply]:
-        if self._ahead is not None:
-            ahead, self._ahead = self._ahead, None
-            return ahead
-        if not self._running:
-            raise StopAsyncIteration
-        return await self._next()
-
-    async def _next(self) -> tuple[int, TextReply]:
-        while not self._replies:
-            self._arrived.clear()
-            await self._arrived.wait()
-        reply = self._replies.popleft()
-        if isinstance(reply, ErrorReply):
-            self._running.discard(reply.uid)
-            raise RequestError(
-                reply.message, param=reply.param, status=reply.status, code=reply.code
-            )
-        if reply.finish_reason is not None:
-            self._running.discard(reply.uid)
-        return self._index_of[reply.uid], reply
-
-    def close(self) -> None:
-        """Forget the request; abort the prompts that still run."""
-        self._client.forget(self.uids, running=sorted(self._running))
-        self._running.clear()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def left(self, uids: Sequence[int]) -> None:
+        """Called when the client has left while these answers ran."""
 
 
 class EngineClient:
@@ -159,6 +83,7 @@ class EngineClient:
         self._scheduler: Sender = scheduler
         self._replies = replies
         self._generations: dict[int, Generation] = {}
+        self._questions: dict[int, asyncio.Future[TokensReply]] = {}
         self._next_uid = itertools.count(1)
         self._next_ping = itertools.count(1)
         self._last_pong: float | None = None
@@ -167,49 +92,101 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self.last_heartbeat: Pong | None = None
+        self.observer: Observer | None = None
 
     @property
     def num_open(self) -> int:
-        """Prompts that have not ended."""
+        """Answers that have not ended."""
         return len(self._generations)
 
     def generate(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams,
+        params: SamplingParams | Sequence[SamplingParams],
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Send one request a prompt and return their replies; close the result.
+        """Send one request and return its replies; close the result.
+
+        Args:
+            prompts: each gets its own answers.
+            params: of one answer to each prompt, or one for each of several.
+            priority: a higher number is served earlier.
+            cache_salt: only requests with the same one share cached prefixes.
+            options: more fields of ``TokenizeRequest``: how prompts become tokens.
 
         Raises:
             RequestError: the server stops or has failed, or a value cannot be sent.
         """
         self.check_accepting()
-        uids = [next(self._next_uid) for _ in prompts]
-        generation = Generation(self, uids)
+        each = [params] if isinstance(params, SamplingParams) else params
+        uids: list[int] = []
+        first: list[TokenizeRequest] = []
+        followers: dict[int, list[TokenizeRequest]] = {}
+        for prompt in prompts:
+            requests = [
+                TokenizeRequest(
+                    next(self._next_uid),
+                    prompt,
+                    one,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    **(options or {}),
+                )
+                for one in each
+            ]
+            uids += [request.uid for request in requests]
+            first.append(requests[0])
+            if len(requests) > 1:
+                followers[requests[0].uid] = requests[1:]
+        generation = Generation(self, uids, followers)
         for uid in uids:
             self._generations[uid] = generation
         self._idle.clear()
+        if self.observer is not None:
+            self._observe(self.observer.asked, uids)
         try:
-            for uid, prompt in zip(uids, prompts, strict=True):
-                message: TokenizerMessage = TokenizeRequest(
-                    uid,
-                    prompt,
-                    params,
-                    priority=priority,
-                    cache_salt=cache_salt,
-                    template_kwargs=dict(template_kwargs or {}),
-                    add_generation_prompt=add_generation_prompt,
-                )
-                self._tokenizer.send(message)
-        except (UnicodeEncodeError, OverflowError, TypeError, RecursionError) as error:
+            self.start(first)
+        except BaseException:
             generation.close()
-            raise RequestError(f"the request holds a value that cannot be read: {error}") from error
+            raise
         return generation
+
+    def start(self, requests: Sequence[TokenizeRequest]) -> None:
+        """Send requests to the tokenizer.
+
+        Raises:
+            RequestError: a value cannot be sent.
+        """
+        for request in requests:
+            self._send_to_tokenizer(request)
+
+    async def tokens(self, ask: Callable[[int], TokenizeOnly | DetokenizeOnly]) -> TokensReply:
+        """Return the tokenizer's answer.
+
+        Args:
+            ask: makes the question, given the engine's number for it.
+
+        Raises:
+            RequestError: the question is refused, or the server stops.
+        """
+        self.check_accepting()
+        uid = next(self._next_uid)
+        answer: asyncio.Future[TokensReply] = asyncio.get_running_loop().create_future()
+        self._questions[uid] = answer
+        try:
+            self._send_to_tokenizer(ask(uid))
+            return await answer
+        finally:
+            del self._questions[uid]
+
+    def _send_to_tokenizer(self, message: TokenizerMessage) -> None:
+        try:
+            self._tokenizer.send(message)
+        except (UnicodeEncodeError, OverflowError, TypeError, RecursionError) as error:
+            raise RequestError(f"the request holds a value that cannot be read: {error}") from error
 
     def check_accepting(self) -> None:
         """Raise the ``RequestError`` that new requests get, if they are not accepted."""
@@ -224,6 +201,8 @@ class EngineClient:
             self._generations.pop(uid, None)
         if not self._generations:
             self._idle.set()
+        if self.observer is not None:
+            self._observe(self.observer.left, uids)
         if running and self._failure is None:
             abort: BackendMessage = AbortRequest(list(running))
             self._scheduler.send(abort)
@@ -240,15 +219,31 @@ class EngineClient:
     def _dispatch(self, message: FrontendMessage) -> None:
         match message:
             case ReplyBatch(replies=replies):
+                if self.observer is not None:
+                    self._observe(self.observer.replied, replies)
                 for reply in replies:
                     if (generation := self._generations.get(reply.uid)) is not None:
                         generation.put(reply)
             case ErrorReply(uid=uid):
                 if (generation := self._generations.get(uid)) is not None:
+                    if self.observer is not None:
+                        self._observe(self.observer.failed, message)
                     generation.put(message)
+                elif (question := self._questions.get(uid)) is not None and not question.done():
+                    question.set_exception(error_of(message))
+            case TokensReply(uid=uid):
+                if (question := self._questions.get(uid)) is not None and not question.done():
+                    question.set_result(message)
             case Pong():
                 self._last_pong = time.monotonic()
                 self.last_heartbeat = message
+
+    @staticmethod
+    def _observe(tell: Callable[[Any], None], what: Any) -> None:
+        try:
+            tell(what)
+        except Exception:
+            logger.exception("an observer of requests has failed")
 
     async def ping(self) -> None:
         """Ask the scheduler for its heartbeat every second until cancelled."""
@@ -295,4 +290,10 @@ class EngineClient:
         """End every open request with ``error``, and refuse new ones with it."""
         self._failure = error
         for uid, generation in list(self._generations.items()):
-            generation.put(ErrorReply(uid, error.message, error.status, error.param, error.code))
+            reply = ErrorReply(uid, error.message, error.status, error.param, error.code)
+            if self.observer is not None:
+                self._observe(self.observer.failed, reply)
+            generation.put(reply)
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(error)

@@ -1,14 +1,19 @@
-"""Every HTTP error in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Every HTTP error in its protocol's form.
+
+OpenAI's is ``{"error": {"message", "type", "param", "code"}}``; below ``/v1/messages`` it is
+Anthropic's: ``{"type": "error", "error": {"type", "message"}}``.
+"""
 
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from minisgl.errors import RequestError
 
@@ -16,36 +21,69 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 5
 CLIENT_CLOSED_REQUEST = 499
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+REQUEST_ID_KEY: Final = "minisgl.request_id"
+"""Where a request's ASGI scope holds its id."""
 MAX_QUOTED = 2000
 """Longest message and field name of an error: they may quote what the client sent."""
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    """Return the JSON object for one error."""
+def request_id(scope: Scope) -> str:
+    """Return the id of a request: the client's own, or the one that the server gave it."""
+    found: str = scope.get(REQUEST_ID_KEY) or ""
+    return found
+
+
+def id_header(scope: Scope) -> dict[str, str]:
+    """Return the header that tells the client the request's id."""
+    return {REQUEST_ID_HEADER: request_id(scope)}
+
+
+def error_body(error: RequestError, path: str = "") -> dict[str, Any]:
+    """Return the JSON object for one error, in the form of the protocol of ``path``."""
+    message = _printable(error.message)
+    if is_anthropic(path):
+        return {
+            "type": "error",
+            "error": {"type": _anthropic_type(error.status), "message": message},
+        }
     return {
         "error": {
-            "message": _cut(error.message),
+            "message": message,
             "type": _error_type(error.status),
-            "param": None if error.param is None else _cut(error.param),
+            "param": None if error.param is None else _printable(error.param),
             "code": error.code,
         }
     }
 
 
-def error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the whole response for one error; 503 says when to come back."""
+def error_response(
+    error: RequestError, headers: Mapping[str, str] | None = None, *, path: str = ""
+) -> JSONResponse:
+    """Return the whole response for one error; 503 says when to come back.
+
+    Args:
+        error: what is wrong.
+        headers: more of them.
+        path: of the request, which decides on the form.
+    """
     headers = dict(headers or {})
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
-    return JSONResponse(_printable(error_body(error)), error.status, headers)
+    return JSONResponse(error_body(error, path), error.status, headers)
+
+
+def is_anthropic(path: str) -> bool:
+    """Return whether a route speaks Anthropic's protocol."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def install_error_handlers(app: FastAPI) -> None:
     """Make every error of ``app`` look the same, unknown routes and crashes included."""
 
     @app.exception_handler(RequestError)
-    async def _refused(request: Request, error: RequestError) -> Response:  # noqa: ARG001
-        return error_response(error)
+    async def _refused(request: Request, error: RequestError) -> Response:
+        return error_response(error, path=request.url.path)
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(request: Request, error: ClientDisconnect) -> Response:  # noqa: ARG001
@@ -58,16 +96,21 @@ def install_error_handlers(app: FastAPI) -> None:
             HTTPStatus.NOT_FOUND: f"unknown route: {where}",
             HTTPStatus.METHOD_NOT_ALLOWED: f"method not allowed: {where}",
         }.get(HTTPStatus(error.status_code), str(error.detail))
-        return error_response(RequestError(message, status=error.status_code), error.headers)
+        refusal = RequestError(message, status=error.status_code)
+        return error_response(refusal, error.headers, path=request.url.path)
 
     @app.exception_handler(Exception)
     async def _crashed(request: Request, error: Exception) -> Response:
         logger.debug("%s %s failed: %r", request.method, request.url.path, error)
-        return error_response(RequestError("internal server error", status=500))
+        failure = RequestError("internal server error", status=500)
+        # Starlette answers a crash outside of all middleware, so the id must be added here.
+        return error_response(failure, id_header(request.scope), path=request.url.path)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
+def _printable(text: str) -> str:
+    """Return ``text`` without lone surrogates, and not too long: it may quote what was sent."""
+    text = text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _error_type(status: int) -> str:
@@ -76,10 +119,15 @@ def _error_type(status: int) -> str:
     return "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
 
 
-def _printable(body: dict[str, Any]) -> dict[str, Any]:
-    """Return ``body`` without lone surrogates: a message may quote what the client sent."""
-    error = {
-        key: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-        for key, value in body["error"].items()
-    }
-    return {"error": error}
+def _anthropic_type(status: int) -> str:
+    """Return Anthropic's name of an HTTP status, as its API reference lists them."""
+    return {
+        HTTPStatus.UNAUTHORIZED: "authentication_error",
+        HTTPStatus.NOT_FOUND: "not_found_error",
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+        HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+        HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    }.get(
+        HTTPStatus(status),
+        "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error",
+    )

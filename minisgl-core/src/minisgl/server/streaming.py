@@ -11,8 +11,8 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.errors import RequestError
-from minisgl.server.client import Generation
-from minisgl.server.errors import error_body
+from minisgl.server.errors import error_body, is_anthropic
+from minisgl.server.generation import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +25,15 @@ class ClientGoneError(Exception):
     """The client closed the connection before its answer was complete."""
 
 
-def sse_event(data: Any) -> bytes:
-    """Return ``data`` as one server-sent event."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+def sse_event(data: Any, name: str | None = None) -> bytes:
+    """Return ``data`` as one server-sent event, which may have a name."""
+    event = b"" if name is None else f"event: {name}\n".encode()
+    return b"%bdata: %b\n\n" % (event, msgspec.json.encode(data))
+
+
+def error_event(error: RequestError, path: str) -> bytes:
+    """Return the last event of a stream that has failed; Anthropic's has a name."""
+    return sse_event(error_body(error, path), "error" if is_anthropic(path) else None)
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -72,15 +78,19 @@ class EventStreamResponse(Response):
     Args:
         events: encoded server-sent events; a ``RequestError`` from it becomes the last event.
         generation: closed at the end, which aborts what still runs.
+        path: of the request, which decides on the form of errors.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], generation: Generation) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], generation: Generation, *, path: str = ""
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._generation = generation
+        self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the whole stream, as an ASGI application."""
@@ -98,7 +108,7 @@ class EventStreamResponse(Response):
             async for event in self._events:
                 await _send_body(send, event)
         except RequestError as error:
-            await _send_body(send, sse_event(error_body(error)))
+            await _send_body(send, error_event(error, self._path))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

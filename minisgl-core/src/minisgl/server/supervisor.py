@@ -33,11 +33,12 @@ from minisgl.message import (
 from minisgl.message.sockets import Addresses, AsyncPullSocket, PushSocket, private_addresses
 from minisgl.plugins.host import PluginHost, load_plugins
 from minisgl.processes import HANDLED_SIGNALS
-from minisgl.server.app import ServedModel, create_app
+from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
 from minisgl.server.greeting import greeting
 from minisgl.server.listen_socket import bind_socket, listen
 from minisgl.server.scheduler_process import scheduler_main
+from minisgl.server.served_model import ServedModel
 from minisgl.server.worker_pool import SilenceLimits, WorkerPool
 from minisgl.server.worker_process import WorkerTarget
 from minisgl.settings import Settings
@@ -313,9 +314,12 @@ class _Server:
         Raises:
             PluginError: a plugin that ``plugins.routes`` names has no routes, or breaks.
         """
-        key = self._settings.server.api_key
+        server = self._settings.server
         app = create_app(
-            self._client, self._model, api_key=None if key is None else key.get_secret_value()
+            self._client,
+            self._model,
+            api_key=None if server.api_key is None else server.api_key.get_secret_value(),
+            strict_requests=server.strict_requests,
         )
         self._host.mount_routes(self._settings.plugins.routes, app, self._client)
         return _HttpServer(

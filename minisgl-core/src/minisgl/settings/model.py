@@ -219,6 +219,9 @@ class ServerSettings(Section):
     drain_timeout: float = Field(
         20.0, ge=0, description="Seconds that running requests get when the server stops."
     )
+    strict_requests: bool = Field(
+        False, description="Refuse requests with unknown fields, instead of warning about them."
+    )
 
 
 class PluginSettings(Section):

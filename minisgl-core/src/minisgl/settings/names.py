@@ -114,6 +114,7 @@ FLAT_NAMES: tuple[FlatName, ...] = (
 )
 
 SWITCHES: tuple[Switch, ...] = (
+    Switch(name="strict-requests", setting="server.strict_requests", on=True, off=False),
     Switch(name="strict-plugins", setting="plugins.strict", on=True, off=False),
     Switch(name="skip-tokenizer-init", setting="model.skip_tokenizer_init", on=True, off=False),
     Switch(name="dummy-weight", setting="model.load_format", on="dummy", off="auto"),

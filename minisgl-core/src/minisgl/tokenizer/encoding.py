@@ -2,23 +2,25 @@
 
 Every way in which a prompt can be wrong ends as a ``RequestError`` that names the field; nothing
 here can end the process. Length limits are the scheduler's.
+
+Control tokens that a client writes in chat messages are text. In a plain text prompt they are
+control tokens: there the client is the one who writes the template (as with OpenAI-compatible
+servers in general).
 """
 
-import inspect
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from minisgl.errors import RequestError
+from minisgl.request import SamplingParams
+from minisgl.tokenizer.chat import ChatOptions, ChatTemplate, RenderedChat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
-
 MAX_TOKEN_ID: Final = 2**31 - 1
-UNSUPPORTED_MESSAGE_FIELDS: Final = ("tool_calls", "tool_call_id", "function_call", "audio")
-
 
 MIN_CHARS_PER_TOKEN: Final = 16
 """At least this many are granted: a tokenizer may drop white space between its tokens."""
@@ -43,29 +45,21 @@ class PromptEncoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._reserved_kwargs = frozenset(
-            name
-            for name, parameter in inspect.signature(
-                tokenizer.apply_chat_template
-            ).parameters.items()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ) | {"messages"}
+        self.chat = ChatTemplate(tokenizer)
 
     def encode(
         self,
         prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
         *,
         add_special_tokens: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        options: ChatOptions | None = None,
     ) -> list[int]:
         """Return the token ids of ``prompt``, at least one.
 
         Args:
             prompt: text, token ids, or chat messages.
             add_special_tokens: for text: let the tokenizer add BOS as it is configured to.
-            template_kwargs: for chat: extra variables of the template.
-            add_generation_prompt: for chat: end with the header of the assistant's turn.
+            options: for chat: how the messages are rendered.
 
         Raises:
             RequestError: the prompt is empty, malformed, or refused by the template.
@@ -75,75 +69,97 @@ class PromptEncoder:
             if not ids:
                 raise RequestError("the prompt is empty", param="prompt")
             return ids
-        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
-            return self._encode_chat(prompt, template_kwargs or {}, add_generation_prompt)
+        if is_chat(prompt):
+            return self.encode_rendered(self.chat.render(prompt, options or ChatOptions()))
         return check_token_ids(prompt, self._vocab_size)
 
-    def render(
-        self,
-        messages: Sequence[Any],
-        *,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        """Return the text that the chat template makes of ``messages``.
+    def encode_rendered(self, rendered: RenderedChat) -> list[int]:
+        """Return the token ids of a rendered chat, at least one.
 
         Raises:
-            RequestError: a message is malformed, there is no template, or the template raises.
+            RequestError: it is empty, or no Unicode, or a control token cannot be written as text.
         """
-        kwargs = dict(template_kwargs or {})
-        if taken := sorted(self._reserved_kwargs.intersection(kwargs)):
-            raise RequestError(
-                f"chat_template_kwargs cannot set {taken[0]!r}: it is no variable of the template",
-                param="chat_template_kwargs",
-            )
-        checked = [_checked_message(message, index) for index, message in enumerate(messages)]
-        if not getattr(self._tokenizer, "chat_template", None):
-            raise RequestError(
-                "this model has no chat template; send a plain prompt to /v1/completions",
-                param="messages",
-            )
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                checked, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs
-            )
-        except Exception as error:
-            logger.debug("the chat template raised", exc_info=True)
-            raise RequestError(
-                f"the chat template refuses these messages: {error}", param="messages"
-            ) from error
-        return str(rendered)
-
-    def _encode_chat(
-        self,
-        messages: Sequence[Any],
-        template_kwargs: Mapping[str, Any],
-        add_generation_prompt: bool,
-    ) -> list[int]:
-        text = self.render(
-            messages, template_kwargs=template_kwargs, add_generation_prompt=add_generation_prompt
-        )
         # The template writes BOS itself where the model wants one.
-        ids = self._encode_text(text, add_special_tokens=False, param="messages")
+        ids = (
+            self.chat.control.encode(_unicode(rendered.text, "messages"), rendered.foreign)
+            if rendered.foreign
+            else self._encode_text(rendered.text, add_special_tokens=False, param="messages")
+        )
         if not ids:
             raise RequestError("the chat template makes an empty prompt of these messages")
         return ids
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ``token_ids``; bytes that are no character become U+FFFD.
+
+        Raises:
+            RequestError: an id is none of the tokenizer's.
+        """
+        end = len(self._tokenizer)
+        for token_id in token_ids:
+            if type(token_id) is not int or not 0 <= token_id < end:
+                raise RequestError(
+                    f"tokens must hold token ids from 0 to {end - 1}, got {token_id!r}",
+                    param="tokens",
+                )
+        return str(
+            self._tokenizer.decode(
+                list(token_ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
+            )
+        )
+
+    def with_bad_token_ids(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters whose ``bad_words`` are in ``bad_token_ids`` too.
+
+        A word is forbidden as it is and behind a space: tokenizers have other tokens for the two.
+
+        Raises:
+            RequestError: a word has no tokens.
+        """
+        if not params.bad_words:
+            return params
+        found = list(params.bad_token_ids)
+        for word in params.bad_words:
+            core = word.lstrip()
+            # A sequence that ends with a forbidden one is forbidden by that.
+            for text in (core, f" {core}"):
+                ids = tuple(self._encode_text(text, add_special_tokens=False, param="bad_words"))
+                if not ids or not core:
+                    raise RequestError(
+                        f"bad_words must hold words, got {word!r}, which has no tokens",
+                        param="bad_words",
+                    )
+                if not any(ids[-len(bad) :] == bad for bad in found):
+                    found.append(ids)
+        return msgspec.structs.replace(params, bad_token_ids=tuple(found))
+
     def _encode_text(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"{param} is not valid Unicode: a lone surrogate at character {error.start}",
-                param=param,
-            ) from error
         ids: list[int] = self._tokenizer(
-            text,
+            _unicode(text, param),
             add_special_tokens=add_special_tokens,
             return_attention_mask=False,
             verbose=False,
         )["input_ids"]
         return ids
+
+
+def is_chat(prompt: Any) -> bool:
+    """Return whether a prompt is a list of chat messages."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _unicode(text: str, param: str) -> str:
+    """Return ``text`` if it can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{param} is not valid Unicode: a lone surrogate at character {error.start}",
+            param=param,
+        ) from error
+    return text
 
 
 def check_token_ids(prompt: Any, vocab_size: int | None) -> list[int]:
@@ -172,49 +188,3 @@ def check_token_ids(prompt: Any, vocab_size: int | None) -> list[int]:
                 param="prompt",
             )
     return list(prompt)
-
-
-def _checked_message(message: Any, index: int) -> dict[str, Any]:
-    """Return a chat message as templates want it: a role, and its content as one string."""
-    where = f"messages[{index}]"
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{where} must be an object, got {message!r}", param=where)
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RequestError(
-            f"{where}.role must be a non-empty string, got {role!r}", param=f"{where}.role"
-        )
-    for name in UNSUPPORTED_MESSAGE_FIELDS:
-        if message.get(name):
-            raise RequestError(f"{where}.{name} is not supported yet", param=f"{where}.{name}")
-    checked = {key: value for key, value in message.items() if value is not None}
-    if role == "developer":  # OpenAI's newer name for the same turn; templates know only this one
-        checked["role"] = "system"
-    checked["content"] = _joined_content(message.get("content"), where)
-    return checked
-
-
-def _joined_content(content: Any, where: str) -> str:
-    """Return a message's content as one string; its text parts are put together as they are."""
-    where = f"{where}.content"
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise RequestError(
-            f"{where} must be a string or a list of text parts, got {content!r}", param=where
-        )
-    texts: list[str] = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text":
-            raise RequestError(
-                f"{where} may only hold parts of type 'text', got {kind or part!r}: "
-                "images, audio and files are not supported",
-                param=where,
-            )
-        if not isinstance(part.get("text"), str):
-            raise RequestError(
-                f"{where}: 'text' must be a string, got {part.get('text')!r}", param=where
-            )
-        texts.append(part["text"])
-    return "".join(texts)

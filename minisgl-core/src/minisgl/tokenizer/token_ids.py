@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from minisgl.errors import RequestError
 from minisgl.message import ErrorReply, StopFound, TextReply, TokenBatch
+from minisgl.request import SamplingParams
 from minisgl.tokenizer.detokenizer import error_of, tokens_by_request
 from minisgl.tokenizer.encoding import check_token_ids
 
@@ -35,6 +36,19 @@ class TokenIdEncoder:
                 f"prompt must be a list of token ids: {NO_TOKENIZER}", param="prompt"
             )
         return check_token_ids(prompt, self._vocab_size)
+
+    def with_bad_token_ids(self, params: SamplingParams) -> SamplingParams:
+        """Return ``params``, which must name no words.
+
+        Raises:
+            RequestError: they do.
+        """
+        if params.bad_words:
+            raise RequestError(
+                f"bad_words cannot be turned into tokens: {NO_TOKENIZER}; bad_token_ids can be set",
+                param="bad_words",
+            )
+        return params
 
 
 class TokenIdStreams:

@@ -15,6 +15,7 @@ from minisgl.errors import RequestError, SettingsError
 from minisgl.message import (
     AbortRequest,
     BackendMessage,
+    DetokenizeOnly,
     DetokenizerMessage,
     ErrorReply,
     FrontendMessage,
@@ -23,14 +24,17 @@ from minisgl.message import (
     Shutdown,
     TextReply,
     TokenBatch,
+    TokenizeOnly,
     TokenizeRequest,
     TokenizerMessage,
+    TokensReply,
 )
 from minisgl.message.sockets import Addresses, PullSocket, PushSocket
 from minisgl.message.status import StatusSender
 from minisgl.settings import Settings
+from minisgl.tokenizer.chat import ChatOptions
 from minisgl.tokenizer.detokenizer import Detokenizer
-from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
+from minisgl.tokenizer.encoding import PromptEncoder, is_chat, max_chars_per_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,7 +72,7 @@ def serve_tokenizer(
     with _Wires(addresses, addresses.tokenizer, TokenizerMessage) as wires:
         status.ready(
             {
-                "chat_template": bool(tokenizer.chat_template),
+                "chat_template": encoder.chat.source,
                 "max_chars_per_token": max_chars_per_token(tokenizer),
             }
         )
@@ -76,11 +80,11 @@ def serve_tokenizer(
             for message in wires.inbox.receive(None):
                 if isinstance(message, Shutdown):
                     return
-                answer = tokenize(encoder, message)
-                if isinstance(answer, ErrorReply):
-                    wires.frontend.send(answer)
+                reply = answer(encoder, message)
+                if isinstance(reply, GenerateRequest):
+                    wires.scheduler.send(reply)
                 else:
-                    wires.scheduler.send(answer)
+                    wires.frontend.send(reply)
 
 
 def serve_detokenizer(
@@ -120,27 +124,67 @@ class _Wires:
         self._context.term()
 
 
-def tokenize(encoder: PromptEncoder, request: TokenizeRequest) -> GenerateRequest | ErrorReply:
-    """Return the tokenised request, or why it is refused; never raises."""
+def answer(
+    encoder: PromptEncoder, message: TokenizeRequest | TokenizeOnly | DetokenizeOnly
+) -> GenerateRequest | TokensReply | ErrorReply:
+    """Return the tokenised request, the tokens or text that were asked for, or why not.
+
+    Never raises.
+    """
     try:
-        token_ids = encoder.encode(
-            request.prompt,
-            add_special_tokens=request.add_special_tokens,
-            template_kwargs=request.template_kwargs,
-            add_generation_prompt=request.add_generation_prompt,
-        )
+        if isinstance(message, DetokenizeOnly):
+            return detokenize(encoder, message)
+        return tokenize(encoder, message)
     except RequestError as error:
-        return ErrorReply(request.uid, error.message, error.status, error.param, error.code)
+        return ErrorReply(message.uid, error.message, error.status, error.param, error.code)
     except Exception:
-        logger.exception("cannot tokenise request %d", request.uid)
-        return ErrorReply(request.uid, "the prompt could not be tokenised", status=500)
-    return GenerateRequest(
-        request.uid,
-        np.asarray(token_ids, dtype="<i4").tobytes(),
-        request.params,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
+        logger.exception("cannot tokenise request %d", message.uid)
+        what = "tokens" if isinstance(message, DetokenizeOnly) else "prompt"
+        return ErrorReply(message.uid, f"the {what} could not be tokenised", status=500)
+
+
+def tokenize(
+    encoder: PromptEncoder, message: TokenizeRequest | TokenizeOnly
+) -> GenerateRequest | TokensReply:
+    """Return the request for the scheduler, or the tokens if nothing else was asked for.
+
+    Raises:
+        RequestError: the prompt, or a word of ``bad_words``, cannot be encoded.
+    """
+    options = ChatOptions(
+        tools=message.tools,
+        template_kwargs=message.template_kwargs,
+        add_generation_prompt=message.add_generation_prompt,
+        continue_final_message=message.continue_final_message,
     )
+    tail = ""
+    if is_chat(message.prompt):
+        rendered = encoder.chat.render(message.prompt, options)
+        token_ids = encoder.encode_rendered(rendered)
+        if isinstance(message, TokenizeRequest) and message.return_prompt_tail:
+            tail = encoder.chat.tail(message.prompt, options, rendered.text)
+    else:
+        token_ids = encoder.encode(message.prompt, add_special_tokens=message.add_special_tokens)
+    if isinstance(message, TokenizeOnly):
+        return TokensReply(message.uid, token_ids)
+    return GenerateRequest(
+        message.uid,
+        np.asarray(token_ids, dtype="<i4").tobytes(),
+        encoder.with_bad_token_ids(message.params),
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+        prompt_tail=tail,
+    )
+
+
+def detokenize(encoder: PromptEncoder, message: DetokenizeOnly) -> TokensReply:
+    """Return the text of token ids.
+
+    Raises:
+        RequestError: an id is none of the tokenizer's.
+    """
+    text = encoder.decode(message.token_ids, skip_special_tokens=message.skip_special_tokens)
+    return TokensReply(message.uid, text=text)
 
 
 def _detokenize(detokenizer: Detokenizer, batch: TokenBatch, wires: _Wires) -> None:

@@ -1,0 +1,135 @@
+"""What happens to every HTTP request, whatever its route: its id, and its key."""
+
+import hmac
+import re
+import uuid
+from http import HTTPStatus
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from minisgl.errors import RequestError
+from minisgl.server.errors import (
+    REQUEST_ID_HEADER,
+    REQUEST_ID_KEY,
+    error_response,
+    request_id,
+)
+from minisgl.server.metrics import HttpMetrics
+
+KNOWN_METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+_VALID_ID: Final = re.compile(rb"[!-~]{1,256}")
+
+
+def name_request(scope: Scope, name: str | None) -> str:
+    """Take the id from the request's body, unless a header has named it; return its id."""
+    if name is not None and not scope.get(f"{REQUEST_ID_KEY}.is_from_header"):
+        scope[REQUEST_ID_KEY] = name
+    return request_id(scope)
+
+
+class RequestIdMiddleware:
+    """Gives every request an id, its own ``X-Request-Id`` or a new one, and sends it back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; a malformed id is a 400."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[REQUEST_ID_KEY] = uuid.uuid4().hex
+        given = _header(scope, b"x-request-id")
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                named = (REQUEST_ID_HEADER.lower().encode(), request_id(scope).encode())
+                message["headers"] = [*message["headers"], named]
+            await send(message)
+
+        if given is not None:
+            if not _VALID_ID.fullmatch(given):
+                refusal = error_response(
+                    RequestError(
+                        f"{REQUEST_ID_HEADER} must be 1 to 256 printable ASCII characters "
+                        "without spaces",
+                        param=REQUEST_ID_HEADER,
+                    ),
+                    path=scope["path"],
+                )
+                await refusal(scope, receive, send_with_id)
+                return
+            scope[REQUEST_ID_KEY] = given.decode()
+            scope[f"{REQUEST_ID_KEY}.is_from_header"] = True
+        await self._app(scope, receive, send_with_id)
+
+
+class HttpMetricsMiddleware:
+    """Counts what was asked and what was answered, by route."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; a crash counts as 500."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+
+        async def send_and_look(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_look)
+        finally:
+            # Only known routes and methods are labels: a client must not invent new ones.
+            route = getattr(scope.get("route"), "path", None)
+            method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
+            self._metrics.count(route or "other", method, status)
+
+
+class ApiKeyMiddleware:
+    """Refuses requests without the key, on every route but ``/health``.
+
+    The key comes as OpenAI's clients send it (``Authorization: Bearer KEY``), or as Anthropic's do
+    (``X-Api-Key: KEY``).
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 401."""
+        if scope["type"] != "http" or scope["path"] == "/health" or self._has_key(scope):
+            await self._app(scope, receive, send)
+            return
+        refusal = error_response(
+            RequestError(
+                "a valid key is needed: send it as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
+                status=401,
+                code="invalid_api_key",
+            ),
+            {"WWW-Authenticate": "Bearer"},
+            path=scope["path"],
+        )
+        await refusal(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        bare = _header(scope, b"x-api-key")
+        if bare is not None and hmac.compare_digest(bare.strip(), self._expected):
+            return True
+        scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._expected)
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    """Return the value of a header, given its name in lower case."""
+    found: bytes | None = next((value for key, value in scope["headers"] if key == name), None)
+    return found
