@@ -32,7 +32,7 @@ from minisgl.message import (
 )
 from minisgl.message.sockets import Addresses, AsyncPullSocket, PushSocket, private_addresses
 from minisgl.plugins.host import PluginHost, load_plugins
-from minisgl.processes import HANDLED_SIGNALS
+from minisgl.processes import HANDLED_SIGNALS, freeze_startup
 from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
 from minisgl.server.greeting import greeting
@@ -285,6 +285,7 @@ class _Server:
         host, port = self._settings.server.host, self._bound.getsockname()[1]
         listen(self._bound, host, port)
         running = asyncio.create_task(http.serve(sockets=[self._bound]))
+        freeze_startup()
         announce(
             greeting(
                 host,
