@@ -14,9 +14,11 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.engine.controls import decode_controls
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan, IntArray
 from minisgl.engine.plan_codec import decode_plan, encode_plan, plan_words
+from minisgl.engine.reports import StepReports
 from minisgl.engine.staging import PlanStager
 
 VOCAB = 11
@@ -78,6 +80,10 @@ class FakeResult:
             raise RuntimeError("injected late failure")
         return tokens
 
+    def reports(self) -> StepReports:
+        """Return nothing: there are no logits."""
+        return StepReports()
+
 
 class FakeEngine:
     """Applies plans in order, late, and checks what it is told to write.
@@ -121,8 +127,7 @@ class FakeEngine:
         self._table = np.zeros((max_running_requests, width), dtype=np.int32)
         self._last = np.zeros(max_running_requests, dtype=np.int32)
         self._lengths = np.zeros(max_running_requests, dtype=np.int64)
-        self._min_end = np.zeros(max_running_requests, dtype=np.int64)
-        self._bans: dict[int, set[int]] = {}
+        self._bans: dict[int, dict[int, int]] = {}
         self._order: list[int] = []
         self._kv = np.full((num_pages + 1) * page_size, _EMPTY, dtype=np.int64)
         self._stager = PlanStager()
@@ -180,10 +185,10 @@ class FakeEngine:
     def _apply(self, plan: BatchPlan) -> None:
         for added in plan.added:
             row = int(added["row"])
-            self._min_end[row] = added["min_end"]
-            self._bans[row] = set()
-        for row, token in plan.bans.tolist():
-            self._bans[row].add(token)
+            self._bans[row] = {}
+        for record, _ in decode_controls(plan.controls):
+            until = record.bias_until.tolist()
+            self._bans[record.row] = dict(zip(record.bias_tokens.tolist(), until, strict=True))
         keys = [(row, column) for row, column, _ in plan.table_writes.tolist()]
         assert len(set(keys)) == len(keys), "a table entry is written twice in one plan"
         for row, column, page in plan.table_writes.tolist():
@@ -227,7 +232,7 @@ class FakeEngine:
             sequence = [self._read(row, position) for position in range(part.end)]
             if part.sampled:
                 token = next_token(sequence)
-                while part.end < self._min_end[row] and token in self._bans[row]:
+                while part.end < self._bans[row].get(token, 0):
                     token = (token + 1) % VOCAB
                 sampled.append(token)
                 self._last[row] = token

@@ -179,13 +179,7 @@ _Rule = tuple[str, bool, str]
 """A field, whether its value is fine, and which values are."""
 
 _NOT_YET: Final[dict[str, object]] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "logit_bias": {},
     "bad_words": (),
-    "bad_token_ids": (),
-    "allowed_token_ids": None,
     "logprobs": None,
     "prompt_logprobs": None,
     "return_prompt": False,

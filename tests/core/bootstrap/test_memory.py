@@ -12,6 +12,7 @@ import torch
 from minisgl.bootstrap import build_scheduler, memory
 from minisgl.bootstrap import engine as bootstrap_engine
 from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed
+from minisgl.engine.control_state import control_bytes
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.memory_plan import DeviceMemory, Needs
 from minisgl.errors import DoesNotFitError
@@ -183,8 +184,9 @@ class Card:
         assert device == CUDA
         return DeviceMemory(total=10 * GIB, free=10 * GIB - self.allocated)
 
-    def warm_up(self, num_tokens: int) -> None:
-        self.warmed_up.append(num_tokens)
+    def warm_up(self, num_tokens: int, *, controlled: bool = False) -> None:
+        if not controlled:
+            self.warmed_up.append(num_tokens)
         self.peak = self.allocated + 2 * GIB
 
     def on_stream(self) -> Any:
@@ -204,7 +206,9 @@ def test_the_largest_steps_are_measured_and_graphs_held_meanwhile(
     card = Card(monkeypatch)
     settings = settings_for(max_prefill_tokens=777)
     with rehearsed(settings, model, context, info_of(20)) as needs:
-        assert needs == Needs(activations=2 * GIB, graphs=GIB // 2)
+        assert needs == Needs(
+            activations=2 * GIB, graphs=GIB // 2, controls=control_bytes(20, 263, 1)
+        )
         assert card.warmed_up == [777]
         assert context.kv_pool.num_pages == 2
         assert not card.forgotten, "the caller measures the device now"
@@ -215,7 +219,7 @@ def test_nothing_is_tried_out_on_a_cpu(model: BaseLLMModel, context: BuildContex
     on_cpu = replace(context, device=torch.device("cpu"))
     before = context.kv_pool.num_pages
     with rehearsed(settings_for(), model, on_cpu, info_of(20)) as needs:
-        assert needs == Needs()
+        assert needs == Needs(controls=control_bytes(20, 263, 1))
     assert context.kv_pool.num_pages == before
 
 
@@ -259,7 +263,12 @@ def test_every_kernel_runs_before_the_first_request_with_or_without_graphs(
 ) -> None:
     """Catches: a request that waits for the compiler, as its step is the first of few tokens."""
     warmed_up: list[int] = []
-    engine: Any = SimpleNamespace(info=info_of(20), state=None, warm_up=warmed_up.append)
+
+    def warm_up(num_tokens: int, *, controlled: bool = False) -> None:
+        if not controlled:
+            warmed_up.append(num_tokens)
+
+    engine: Any = SimpleNamespace(info=info_of(20), state=None, warm_up=warm_up)
     settings = settings_for(max_prefill_tokens=most, cuda_graph_max_rows=0)
     on_device = replace(context, device=torch.device(device))
     bootstrap_engine._warm_up(engine, settings, model, on_device, progress=False)

@@ -40,6 +40,19 @@ def test_graphs_are_in_use_already_and_not_counted_twice() -> None:
     assert plan(needs=Needs(graphs=GIB)).num_pages == plan().num_pages
 
 
+def test_penalties_and_masks_are_taken_off_where_they_are_not_allocated_yet() -> None:
+    """Catches: a pool in main memory that leaves no room for them, or two ranks that share one."""
+    controls = Needs(controls=GIB)
+    assert plan(needs=controls).num_pages == plan().num_pages
+    in_main = plan(in_main_memory=True, memory=DeviceMemory(total=10 * GIB, free=5 * GIB))
+    less = plan(
+        in_main_memory=True, memory=DeviceMemory(total=10 * GIB, free=5 * GIB), needs=controls
+    )
+    assert in_main.num_pages - less.num_pages == 1024
+    assert "penalties and masks, if all use them" in less.table()
+    assert "penalties and masks 1.00 GiB" in plan(needs=controls).table()
+
+
 def test_the_pool_is_no_larger_than_it_could_ever_be_used() -> None:
     assert plan(max_useful_tokens=100).num_pages == 7
 

@@ -37,7 +37,7 @@ def plans(draw: st.DrawFn) -> BatchPlan:
     return BatchPlan(
         number=draw(st.integers(0, 2**40)),
         added=draw(added),
-        bans=draw(ints(2)),
+        controls=draw(ints()),
         table_writes=draw(ints(3)),
         decode_rows=draw(st.none() | ints()),
         num_decode_rows=draw(st.integers(0, 2**31 - 1)),
@@ -50,7 +50,7 @@ def plans(draw: st.DrawFn) -> BatchPlan:
 def equal(a: BatchPlan, b: BatchPlan) -> bool:
     same = [
         np.array_equal(getattr(a, name), getattr(b, name))
-        for name in ("added", "bans", "table_writes", "chunks", "token_ids")
+        for name in ("added", "controls", "table_writes", "chunks", "token_ids")
     ]
     orders = [None if x.decode_rows is None else x.decode_rows.tolist() for x in (a, b)]
     rest = (a.number, a.num_decode_rows, a.mixed) == (b.number, b.num_decode_rows, b.mixed)

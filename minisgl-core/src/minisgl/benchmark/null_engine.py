@@ -8,6 +8,7 @@ import numpy.typing as npt
 from minisgl.engine.host_mirror import HostMirror
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan, IntArray
+from minisgl.engine.reports import StepReports
 from minisgl.engine.staging import PlanStager
 
 VOCAB_SIZE = 151_936
@@ -23,6 +24,10 @@ class NullResult:
     def tokens(self) -> npt.NDArray[np.int32]:
         """Return the tokens, int32 ``[S]``."""
         return self._tokens
+
+    def reports(self) -> StepReports:
+        """Return nothing: there are no logits."""
+        return StepReports()
 
 
 class NullEngine:

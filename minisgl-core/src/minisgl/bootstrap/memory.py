@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from minisgl.distributed.communicator import Communicator
+from minisgl.engine.control_state import control_bytes
 from minisgl.engine.engine import Engine
 from minisgl.engine.graph_runner import GraphRunner, graph_sizes
 from minisgl.engine.info import EngineInfo
@@ -106,8 +107,9 @@ def rehearsed(
     Raises:
         DoesNotFitError: a step of the allowed size runs out of memory.
     """
+    controls = control_bytes(info.max_running_requests, info.vocab_size, len(info.eos_token_ids))
     if context.device.type == "cpu":
-        yield Needs()
+        yield Needs(controls=controls)
         return
     num_tokens = step_tokens(settings, context.device)
     try:
@@ -116,6 +118,7 @@ def rehearsed(
         torch.cuda.reset_peak_memory_stats(context.device)
         before = torch.cuda.memory_allocated(context.device)
         engine.warm_up(num_tokens)
+        engine.warm_up(num_tokens, controlled=True)
         activations = torch.cuda.max_memory_allocated(context.device) - before
         torch.cuda.empty_cache()
         free = measure(context.device).free
@@ -132,7 +135,8 @@ def rehearsed(
             f"memory than the weights leave on {context.device}; lower one of them, or "
             f"engine.cuda_graph_max_rows ({error})"
         ) from error
-    yield Needs(activations=activations, graphs=free - measure(context.device).free)
+    graphs = free - measure(context.device).free
+    yield Needs(activations=activations, graphs=graphs, controls=controls)
     if runner is not None:
         runner.forget()
     del engine, runner

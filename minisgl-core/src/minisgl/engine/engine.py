@@ -10,12 +10,16 @@ import torch
 from minisgl.attention.batch import Batch
 from minisgl.attention.interface import AttentionBackend
 from minisgl.engine.batch_builder import build_batch
+from minisgl.engine.controls import rehearsal_of
+from minisgl.engine.device_reports import DeviceReports
 from minisgl.engine.graph_runner import GraphRunner
 from minisgl.engine.host_mirror import HostMirror, Launch
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.logits import LogitsProcessing, SampledRows
-from minisgl.engine.plan import CHUNK, ROW_PARAMS, BatchPlan, IntArray
+from minisgl.engine.logits_bound import max_scored_tokens
+from minisgl.engine.plan import CHUNK, NO_CONTROLS, ROW_PARAMS, BatchPlan, IntArray
 from minisgl.engine.plan_codec import PlanLayout, decode_plan
+from minisgl.engine.reports import StepReports
 from minisgl.engine.row_state import DeviceChunks, RowState
 from minisgl.engine.sampler import SamplingTensors, sample
 from minisgl.engine.staging import PlanStager
@@ -29,13 +33,15 @@ class StepHandle:
     Args:
         tokens: int32 ``[S]`` on the device: all launches' tokens, one after the other; the next
             step may overwrite them.
+        reports: log-probabilities on the device.
     """
 
-    def __init__(self, tokens: torch.Tensor) -> None:
+    def __init__(self, tokens: torch.Tensor, reports: DeviceReports) -> None:
         self._event: torch.cuda.Event | None = None
         # Copied behind this step and waited for by its own event: later steps may run on.
         on_host = torch.empty(tokens.shape, dtype=torch.int32, pin_memory=tokens.is_cuda)
         self._tokens = on_host.copy_(tokens, non_blocking=True)
+        self._reports = reports.to_host()
         if tokens.is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
@@ -46,6 +52,10 @@ class StepHandle:
             self._event.synchronize()
         array: npt.NDArray[np.int32] = self._tokens.numpy()
         return array
+
+    def reports(self) -> StepReports:
+        """Return the log-probabilities that came with the tokens, which have been read."""
+        return self._reports.arrays()
 
 
 class Engine:
@@ -85,7 +95,7 @@ class Engine:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             # What was made on other streams (weights, pool, row state) is there before it is used.
             torch.cuda.synchronize(device)
-        self._processing = LogitsProcessing(self._mirror, self._upload)
+        self._processing = LogitsProcessing(info, device, self.state.ops, self._upload)
         self._nvtx = nvtx and device.type == "cuda"
         self._next_plan = 0
 
@@ -112,7 +122,10 @@ class Engine:
         with torch.inference_mode(), self.on_stream(), self._range("step"):
             launches = self._mirror.apply(plan)
             chunks = self.state.receive(words, layout)
-            return StepHandle(self._run(launches, chunks, plan.number % 2))
+            self._processing.take_reports()  # of a step that failed
+            self._processing.receive(plan, self.state.words(layout.controls))
+            tokens = self._run(launches, chunks, plan.number % 2)
+            return StepHandle(tokens, self._processing.take_reports())
 
     def check_alive(self) -> None:
         """Nothing can be lost: the engine lives in this process."""
@@ -120,12 +133,16 @@ class Engine:
     def close(self) -> None:
         """There is nothing to stop: the engine lives in this process."""
 
-    def warm_up(self, num_tokens: int = 1) -> None:
+    def warm_up(self, num_tokens: int = 1, *, controlled: bool = False) -> None:
         """Prefill so many tokens in as many rows as can be: no request pays for first-time work.
 
         Greedy, sampled and filtered rows are among them where there are several. Their K and V go
         to the dummy page, as long as no plan has given the rows pages. To be called before the
         first plan.
+
+        Args:
+            num_tokens: of all rows together.
+            controlled: the rows ask for all that can be asked for beyond sampling.
         """
         num_rows = min(self.info.max_running_requests, num_tokens)
         added = np.zeros(num_rows, dtype=ROW_PARAMS)
@@ -139,7 +156,11 @@ class Engine:
         chunks = np.zeros(num_rows, dtype=CHUNK)
         chunks["row"], chunks["length"], chunks["sampled"] = added["row"], lengths, 1
         tokens = np.zeros(int(lengths.sum()), dtype=np.int32)
-        plan = BatchPlan(number=0, added=added, chunks=chunks, token_ids=tokens)
+        controls = NO_CONTROLS
+        if controlled:
+            most = max_scored_tokens(self.info.vocab_size, self.info.page_size)
+            controls = rehearsal_of(lengths.tolist(), self.info.vocab_size, most)
+        plan = BatchPlan(number=0, added=added, controls=controls, chunks=chunks, token_ids=tokens)
         self.forward_batch(plan).tokens()
         self._next_plan = 0
 
@@ -179,7 +200,7 @@ class Engine:
         batches = [build_batch(launch, chunks, state) for launch in launches]
         for launch, batch in zip(launches, batches, strict=True):
             with self._range("prefill" if launch.num_prefill_tokens else "decode"):
-                tokens.append(self._launch(launch, batch, slot))
+                tokens.append(self._launch(launch, batch, slot, sum(map(len, tokens))))
         return tokens[0] if len(tokens) == 1 else torch.cat(tokens)
 
     def _replays(self, launch: Launch) -> bool:
@@ -206,17 +227,27 @@ class Engine:
             # The graph has drawn from the bare logits; these rows draw again.
             on_device = self._upload(places)
             rows = self.state.decode_rows[on_device]
-            drawn = self._sample(launch, logits[on_device], rows, places)
+            drawn = self._sample(launch, logits[on_device], rows, places, 0)
             tokens[on_device] = drawn.int()
             self.state.rows.last_token[rows] = drawn
         return tokens
 
-    def _launch(self, launch: Launch, batch: Batch, slot: int) -> torch.Tensor:
-        """Return the sampled tokens of one forward pass, int32 ``[S]``."""
+    def _launch(self, launch: Launch, batch: Batch, slot: int, first: int) -> torch.Tensor:
+        """Return the sampled tokens of one forward pass, int32 ``[S]``.
+
+        ``first`` is the number of the step's tokens before these.
+        """
+        chunks, indices = self._processing.scored(launch)
+        if chunks:
+            assert batch.sample_indices is not None, "a launch with chunks names its rows"
+            batch.sample_indices = torch.cat((batch.sample_indices, self._upload(indices)))
         batch.plan = self._attention.plan(batch, slot)
         logits = self._model.forward(batch)
+        if chunks:
+            self._processing.score(logits[launch.num_sampled :], chunks)
+            logits = logits[: launch.num_sampled]
         rows = batch.rows[: launch.num_sampled]
-        tokens = self._sample(launch, logits, rows, np.arange(launch.num_sampled))
+        tokens = self._sample(launch, logits, rows, np.arange(launch.num_sampled), first)
         self.state.rows.last_token[rows] = tokens
         return tokens.int()
 
@@ -226,10 +257,21 @@ class Engine:
         logits: torch.Tensor,
         rows: torch.Tensor,
         places: npt.NDArray[np.int64],
+        first: int,
     ) -> torch.Tensor:
-        """Return one token, int64, of each of ``rows``, the launch's rows at ``places``."""
+        """Return one token, int64, of each of ``rows``, the launch's rows at ``places``.
+
+        ``first`` is the number of the step's tokens before the launch's.
+        """
         state, mirror, host_rows = self.state.rows, self._mirror, launch.rows[places]
-        sampled = SampledRows(rows=rows, host_rows=host_rows, ends=launch.ends[places])
+        lengths = state.lengths[rows]
+        sampled = SampledRows(
+            rows=rows,
+            lengths=lengths,
+            host_rows=host_rows,
+            ends=launch.ends[places],
+            places=first + places,
+        )
         logits = self._processing.apply(logits, sampled)
         params = SamplingTensors(
             temperature=state.temperature[rows],
@@ -237,7 +279,7 @@ class Engine:
             top_p=state.top_p[rows],
             min_p=state.min_p[rows],
             seed=state.seed[rows],
-            positions=state.lengths[rows],
+            positions=lengths,
             all_greedy=not mirror.temperature[host_rows].any(),
             filtered=mirror.filtered[host_rows],
         )

@@ -3,13 +3,12 @@
 Advanced by the same plans as the device's row state, so that nothing is ever read back.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.engine.plan import BatchPlan, IntArray
+from minisgl.engine.plan import BatchPlan
 
 RowArray = npt.NDArray[np.int64]
 
@@ -52,7 +51,6 @@ class HostMirror:
         decode_rows: int64 ``[R]``: the decode rows in their order.
         temperature: float32 ``[rows]``.
         filtered: bool ``[rows]``: top-k, top-p or min-p matters.
-        min_end: int64 ``[rows]``: below so many tokens the row has banned ones.
 
     Args:
         num_rows: requests at once.
@@ -65,8 +63,6 @@ class HostMirror:
         self.decode_rows: RowArray = np.empty(0, dtype=np.int64)
         self.temperature = np.zeros(rows, dtype=np.float32)
         self.filtered = np.zeros(rows, dtype=np.bool_)
-        self.min_end = np.zeros(rows, dtype=np.int64)
-        self._bans: dict[int, IntArray] = {}
         self._ones = np.ones(rows, dtype=np.int64)
 
     def apply(self, plan: BatchPlan) -> tuple[Launch, ...]:
@@ -85,24 +81,6 @@ class HostMirror:
             return (prefill,)
         return (_join(decode, prefill),) if plan.mixed else (decode, prefill)
 
-    def banned(self, rows: RowArray, ends: RowArray) -> Iterator[tuple[int, IntArray]]:
-        """Yield the place among ``rows``, and the tokens, of rows below ``min_end``.
-
-        Args:
-            rows: int64 ``[n]``: rows that get a token.
-            ends: int64 ``[n]``: their lengths.
-        """
-        if not self._bans:
-            return
-        for place in (ends < self.min_end[rows]).nonzero()[0].tolist():
-            token_ids = self._bans.get(int(rows[place]))
-            if token_ids is not None:
-                yield place, token_ids
-
-    def has_bans(self, rows: RowArray, ends: RowArray) -> npt.NDArray[np.bool_] | None:
-        """Return which rows are below ``min_end``, bool of their shape; ``None`` if none can be."""
-        return ends < self.min_end[rows] if self._bans else None
-
     def _add(self, plan: BatchPlan) -> None:
         added = plan.added
         rows = added["row"]
@@ -110,12 +88,6 @@ class HostMirror:
         self.filtered[rows] = (
             (added["top_k"] > 0) | (added["top_p"] < 1) | (added["min_p"] > 0)
         ) & (added["temperature"] > 0)
-        self.min_end[rows] = added["min_end"]
-        for row in rows.tolist():
-            self._bans.pop(row, None)
-        if len(plan.bans):
-            for row in np.unique(plan.bans[:, 0]).tolist():
-                self._bans[row] = plan.bans[plan.bans[:, 0] == row, 1].copy()
 
     def _decode_launch(self) -> Launch:
         rows = self.decode_rows

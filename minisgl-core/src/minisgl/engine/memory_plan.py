@@ -30,10 +30,13 @@ class Needs:
     Attributes:
         activations: of the largest step, free again between steps.
         graphs: of recorded decode steps; allocated already when the device is measured.
+        controls: what rows keep for penalties, biases and masks; allocated already on a GPU, and
+            on a CPU taken page by page once requests use it.
     """
 
     activations: int = 0
     graphs: int = 0
+    controls: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,7 @@ class MemoryPlan:
         bytes_per_page: of the KV pool.
         page_size: tokens a page.
         num_pages: pages for requests; the pool has one more, the dummy page.
+        in_main_memory: the device is the CPU.
     """
 
     total: int
@@ -57,6 +61,7 @@ class MemoryPlan:
     bytes_per_page: int
     page_size: int
     num_pages: int
+    in_main_memory: bool = False
 
     def table(self) -> str:
         """Return the plan as aligned text."""
@@ -65,6 +70,8 @@ class MemoryPlan:
         in_use = f"of which weights {self.weights / 2**30:.2f} GiB"
         if self.needs.graphs:
             in_use += f", CUDA graphs {self.needs.graphs / 2**30:.2f} GiB"
+        if self.needs.controls and not self.in_main_memory:
+            in_use += f", penalties and masks {self.needs.controls / 2**30:.2f} GiB"
         rows = [
             ("device memory", self.total, ""),
             ("in use", self.used, in_use),
@@ -78,6 +85,11 @@ class MemoryPlan:
         if self.needs.activations:
             rows.insert(2, ("activations", self.needs.activations, "of the largest step"))
             rows[-1] = ("left", rows[-1][1] - self.needs.activations, "")
+        if self.needs.controls and self.in_main_memory:
+            rows.insert(
+                2, ("controls", self.needs.controls, "penalties and masks, if all use them")
+            )
+            rows[-1] = ("left", rows[-1][1] - self.needs.controls, "")
         return "\n".join(
             f"  {what:<14}{size / 2**30:>9.2f} GiB  {note}".rstrip() for what, size, note in rows
         )
@@ -117,6 +129,7 @@ def plan_memory(
     if num_pages is None:
         budget = int(memory.total * fraction) - used - needs.activations
         if in_main_memory:
+            budget -= needs.controls * num_sharers
             budget = min(budget, _CPU_POOL_BYTES)
         budget //= num_sharers
         useful = -(-max_useful_tokens // page_size)
@@ -139,6 +152,7 @@ def plan_memory(
         bytes_per_page=bytes_per_page,
         page_size=page_size,
         num_pages=num_pages,
+        in_main_memory=in_main_memory,
     )
 
 

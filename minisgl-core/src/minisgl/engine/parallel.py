@@ -10,6 +10,7 @@ from minisgl.distributed.progress import DIGEST_DEPTH, Digests, RankProgress
 from minisgl.distributed.rank_group import RankGroup
 from minisgl.engine.engine import Engine, StepHandle
 from minisgl.engine.plan import BatchPlan, IntArray
+from minisgl.engine.reports import StepReports
 from minisgl.engine.staging import PlanStager
 from minisgl.errors import EngineLostError
 
@@ -56,6 +57,10 @@ class ParallelStepHandle:
             EngineLostError: the step failed, or the ranks do not agree on what they have done.
         """
         return self._engine.finish(self._number, self._local)
+
+    def reports(self) -> StepReports:
+        """Return this rank's, which are everybody's, as ``StepHandle.reports`` does."""
+        return self._local.reports()
 
 
 class ParallelEngine:

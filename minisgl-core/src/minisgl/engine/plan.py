@@ -14,7 +14,7 @@ import numpy.typing as npt
 ROW_PARAMS = np.dtype(
     [
         ("row", np.int32),
-        ("min_end", np.int32),
+        ("spare", np.int32),
         ("temperature", np.float32),
         ("top_k", np.int32),
         ("top_p", np.float32),
@@ -22,8 +22,8 @@ ROW_PARAMS = np.dtype(
         ("seed", np.int64),
     ]
 )
-"""A row with a new owner. ``temperature`` 0 is greedy, ``top_k`` 0 is all; below ``min_end`` tokens
-the row must not get its banned tokens."""
+"""A row with a new owner. ``temperature`` 0 is greedy, ``top_k`` 0 is all; ``spare`` keeps
+the seed on 8 bytes."""
 
 CHUNK = np.dtype(
     [("row", np.int32), ("start", np.int32), ("length", np.int32), ("sampled", np.int32)]
@@ -36,7 +36,7 @@ ParamsArray = npt.NDArray[np.void]
 
 NO_PARAMS: ParamsArray = np.empty(0, dtype=ROW_PARAMS)
 NO_CHUNKS: ParamsArray = np.empty(0, dtype=CHUNK)
-NO_BANS: IntArray = np.empty((0, 2), dtype=np.int32)
+NO_CONTROLS: IntArray = np.empty(0, dtype=np.int32)
 NO_WRITES: IntArray = np.empty((0, 3), dtype=np.int32)
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int32)
 
@@ -48,7 +48,8 @@ class BatchPlan:
     Attributes:
         number: counts up from 0; a rank that misses one stops.
         added: ``ROW_PARAMS`` of rows with a new owner since the last plan.
-        bans: int32 ``[n, 2]``: (row, token) that an added row must not get below ``min_end``.
+        controls: int32: records of those added rows that ask for more than sampling: see
+            ``minisgl.engine.controls``.
         table_writes: int32 ``[n, 3]``: (row, column, page) to write before the launches, each
             entry at most once.
         decode_rows: int32 ``[R]``: the decode rows in their order, if that changed since the last
@@ -62,7 +63,7 @@ class BatchPlan:
 
     number: int
     added: ParamsArray = field(default_factory=lambda: NO_PARAMS)
-    bans: IntArray = field(default_factory=lambda: NO_BANS)
+    controls: IntArray = field(default_factory=lambda: NO_CONTROLS)
     table_writes: IntArray = field(default_factory=lambda: NO_WRITES)
     decode_rows: IntArray | None = None
     num_decode_rows: int = 0

@@ -1,7 +1,7 @@
 """A plan packed into 32-bit words: what is copied to a device and sent to other ranks.
 
 Layout: a header of ``HEADER_WORDS`` words (number low and high, flags, and the length of each
-section), then the sections one after the other: added rows, bans, table writes, decode rows,
+section), then the sections one after the other: added rows, controls, table writes, decode rows,
 chunks, token ids. One copy brings all of it to a device, where every section is a slice.
 """
 
@@ -29,7 +29,7 @@ class PlanLayout(NamedTuple):
     mixed: bool
     num_decode_rows: int
     added: slice
-    bans: slice
+    controls: slice
     table_writes: slice
     decode_rows: slice
     chunks: slice
@@ -38,11 +38,11 @@ class PlanLayout(NamedTuple):
     @classmethod
     def of(cls, words: IntArray) -> "PlanLayout":
         """Read the header of a packed plan."""
-        low, high, flags, added, bans, writes, order, chunks, tokens, num_decode = (
+        low, high, flags, added, controls, writes, order, chunks, tokens, num_decode = (
             _HEADER.unpack_from(words.data)
         )
         a = HEADER_WORDS + added * PARAM_WORDS
-        b = a + bans * 2
+        b = a + controls
         c = b + writes * 3
         d = c + order
         e = d + chunks * CHUNK_WORDS
@@ -65,7 +65,7 @@ def plan_words(plan: BatchPlan) -> int:
     return (
         HEADER_WORDS
         + len(plan.added) * PARAM_WORDS
-        + plan.bans.size
+        + len(plan.controls)
         + plan.table_writes.size
         + (0 if plan.decode_rows is None else len(plan.decode_rows))
         + len(plan.chunks) * CHUNK_WORDS
@@ -87,7 +87,7 @@ def encode_plan(plan: BatchPlan, words: IntArray) -> int:
         plan.number >> 31,
         (0 if order is None else _HAS_ORDER) | (_MIXED if plan.mixed else 0),
         len(plan.added),
-        len(plan.bans),
+        len(plan.controls),
         len(plan.table_writes),
         num_order,
         len(plan.chunks),
@@ -95,7 +95,9 @@ def encode_plan(plan: BatchPlan, words: IntArray) -> int:
         plan.num_decode_rows,
     )
     used = HEADER_WORDS
-    for section in (plan.added, plan.bans, plan.table_writes, order, plan.chunks, plan.token_ids):
+    for section in (
+        plan.added, plan.controls, plan.table_writes, order, plan.chunks, plan.token_ids
+    ):  # fmt: skip
         if section is not None and len(section):
             flat = section.view(np.int32).reshape(-1)
             words[used : used + len(flat)] = flat
@@ -114,7 +116,7 @@ def decode_plan(words: IntArray, layout: PlanLayout | None = None) -> BatchPlan:
     return BatchPlan(
         number=at.number,
         added=words[at.added].view(ROW_PARAMS),
-        bans=words[at.bans].reshape(-1, 2),
+        controls=words[at.controls],
         table_writes=words[at.table_writes].reshape(-1, 3),
         decode_rows=words[at.decode_rows] if at.has_order else None,
         num_decode_rows=at.num_decode_rows,

@@ -78,6 +78,10 @@ class RowState:
         chunks = staged[layout.chunks].view(-1, CHUNK_WORDS)
         return DeviceChunks(chunks, staged[layout.token_ids])
 
+    def words(self, section: slice) -> torch.Tensor:
+        """Return a section of the received plan, int32, on the device."""
+        return self._staged[section]
+
     def apply(self) -> None:
         """Write the received plan's rows, pages and order."""
         self.ops.apply_plan(self._staged, self.rows)

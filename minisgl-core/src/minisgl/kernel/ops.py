@@ -10,7 +10,8 @@ from typing import Protocol
 
 import torch
 
-from minisgl.kernel import reference, rows, sampling
+from minisgl.kernel import controls, reference, rows, sampling
+from minisgl.kernel.controls import ControlTensors, TokenLogprobs
 from minisgl.kernel.rotation import Rotation
 from minisgl.kernel.rows import DecodeInputs, RowTensors
 
@@ -229,6 +230,94 @@ class SampleFiltered(Protocol):
         ...
 
 
+class MaskLogits(Protocol):
+    """Only the allowed tokens of a row are possible."""
+
+    def __call__(self, logits: torch.Tensor, rows: torch.Tensor, state: ControlTensors) -> None:
+        """Set the logits of all other tokens to -inf.
+
+        Args:
+            logits: float32 ``[S, vocab]``, changed.
+            rows: int64 ``[S]``.
+            state: of all rows.
+        """
+        ...
+
+
+class BiasLogits(Protocol):
+    """Biases, and bans of single tokens, which may end at a length of the row."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        lengths: torch.Tensor,
+        state: ControlTensors,
+        num_entries: int,
+    ) -> None:
+        """Add the entries that count.
+
+        Args:
+            logits: float32 ``[S, vocab]``, changed.
+            rows: int64 ``[S]``.
+            lengths: int64 ``[S]``: tokens of each row.
+            state: of all rows.
+            num_entries: no row has more.
+        """
+        ...
+
+
+class BanSequences(Protocol):
+    """The last token of a banned sequence is impossible where the others have just come."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        state: ControlTensors,
+        num_sequences: int,
+        length: int,
+    ) -> None:
+        """Set the logits of those tokens to -inf.
+
+        Args:
+            logits: float32 ``[S, vocab]``, changed.
+            rows: int64 ``[S]``.
+            state: of all rows.
+            num_sequences: no row has more.
+            length: no sequence has more tokens before its last one; at least 1.
+        """
+        ...
+
+
+class Penalize(Protocol):
+    """Repetition penalty (CTRL), then frequency and presence penalty (OpenAI)."""
+
+    def __call__(self, logits: torch.Tensor, rows: torch.Tensor, state: ControlTensors) -> None:
+        """Divide positive and multiply negative logits of tokens that are there; then subtract.
+
+        Args:
+            logits: float32 ``[S, vocab]``, changed.
+            rows: int64 ``[S]``.
+            state: of all rows.
+        """
+        ...
+
+
+class TokenLogprobsOp(Protocol):
+    """Log-probabilities of tokens, their ranks, and the likeliest alternatives."""
+
+    def __call__(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> TokenLogprobs:
+        """Return them, finite: at least ``minisgl.kernel.controls.MIN_LOGPROB``.
+
+        Args:
+            logits: ``[S, vocab]``, any float dtype, left as they are.
+            tokens: int64 ``[S]``.
+            num_top: alternatives of each, from 0.
+        """
+        ...
+
+
 def compose_rope_store(rope: Rope, store_kv: StoreKV) -> RopeStore:
     """Return ``rope_store`` in two steps: its reference, and where only these have a fast form."""
 
@@ -280,3 +369,8 @@ class OpTable:
     advance_rows: AdvanceRows = rows.advance_rows
     sample_gumbel: SampleGumbel = sampling.sample_gumbel
     sample_filtered: SampleFiltered = sampling.sample_filtered
+    mask_logits: MaskLogits = controls.mask_logits
+    bias_logits: BiasLogits = controls.bias_logits
+    ban_sequences: BanSequences = controls.ban_sequences
+    penalize: Penalize = controls.penalize
+    token_logprobs: TokenLogprobsOp = controls.token_logprobs

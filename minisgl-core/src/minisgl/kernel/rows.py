@@ -13,7 +13,7 @@ HEADER_WORDS = 10
 """Words before the first section of a packed plan; see ``minisgl.engine.plan_codec``."""
 
 PARAM_WORDS = 8
-"""Words of a row's parameters: row, min_end, temperature, top_k, top_p, min_p, seed (two)."""
+"""Words of a row's parameters: row, one to spare, temperature, top_k, top_p, min_p, seed (two)."""
 
 HAS_ORDER = 1
 """Flag of a packed plan: it brings the order of the decode rows."""
@@ -83,12 +83,12 @@ def apply_plan(words: torch.Tensor, rows: RowTensors) -> None:
         words: int32, at least as many as the plan has; see ``minisgl.engine.plan_codec``.
         rows: changed.
     """
-    flags, added, bans, writes, order = words[2:7].tolist()
-    begin_bans = HEADER_WORDS + added * PARAM_WORDS
-    begin_writes = begin_bans + bans * 2
+    flags, added, controls, writes, order = words[2:7].tolist()
+    begin_controls = HEADER_WORDS + added * PARAM_WORDS
+    begin_writes = begin_controls + controls
     begin_order = begin_writes + writes * 3
     if added:
-        _add(words[HEADER_WORDS:begin_bans].view(-1, PARAM_WORDS), rows)
+        _add(words[HEADER_WORDS:begin_controls].view(-1, PARAM_WORDS), rows)
     if writes:
         table_rows, columns, pages = words[begin_writes:begin_order].view(-1, 3).unbind(1)
         rows.page_table[table_rows.long(), columns.long()] = pages

@@ -102,6 +102,9 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
         num_steps: steps finished since the start.
         num_running, num_waiting: requests being served and queued.
         num_free_pages, num_pages: of the KV pool (free counts pages that can be evicted too).
+        num_retracted: retractions since the start.
+        num_queried_tokens: prompt tokens of all requests that were admitted since the start.
+        num_cached_tokens: how many of them the prefix cache supplied.
     """
 
     sequence: int
@@ -110,6 +113,9 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     num_waiting: int
     num_free_pages: int
     num_pages: int
+    num_retracted: int = 0
+    num_queried_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 FrontendMessage = ReplyBatch | ErrorReply | Pong | TokensReply

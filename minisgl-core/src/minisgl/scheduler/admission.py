@@ -5,7 +5,8 @@ import numpy as np
 from minisgl.engine.info import EngineInfo
 from minisgl.errors import RequestError
 from minisgl.message import GenerateRequest
-from minisgl.request import MAX_CACHE_SALT, MAX_PRIORITY
+from minisgl.request import MAX_CACHE_SALT, MAX_PRIORITY, SamplingParams
+from minisgl.scheduler.controls import possibly_banned
 
 
 def validate(request: GenerateRequest, info: EngineInfo) -> int:
@@ -16,9 +17,14 @@ def validate(request: GenerateRequest, info: EngineInfo) -> int:
     """
     prompt, params = request.prompt, request.params
     _check_token_ids(prompt, info.vocab_size, "prompt")
-    _check_token_ids(
-        np.array(params.stop_token_ids, dtype=np.int64), info.vocab_size, "stop_token_ids"
-    )
+    for name, token_ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", list(params.logit_bias)),
+        ("bad_token_ids", [token for one in params.bad_token_ids for token in one]),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+    ):
+        _check_token_ids(np.array(token_ids, dtype=np.int64), info.vocab_size, name)
+    _check_possible(params, info)
     _check_scheduling(request)
     num_prompt = len(prompt)
     if not num_prompt:
@@ -42,6 +48,27 @@ def validate(request: GenerateRequest, info: EngineInfo) -> int:
                 code="context_length_exceeded",
             )
     return num_prompt + (params.max_tokens or room)
+
+
+def _check_possible(params: SamplingParams, info: EngineInfo) -> None:
+    """Refuse what may leave no token that is possible."""
+    if params.bad_words and not params.bad_token_ids:
+        raise RequestError("bad_words need a tokenizer; send bad_token_ids", param="bad_words")
+    banned = possibly_banned(params, frozenset(info.eos_token_ids))
+    allowed = params.allowed_token_ids
+    if allowed is None:
+        if len(banned) >= info.vocab_size:
+            raise RequestError(
+                f"logit_bias of -100, bad words and min_tokens ban all of the {info.vocab_size} "
+                "tokens; leave one of them possible",
+                param="logit_bias",
+            )
+    elif banned.issuperset(allowed):
+        raise RequestError(
+            "allowed_token_ids must have a token that no logit_bias of -100, bad word or (with "
+            f"min_tokens) stop token may ban; none of {len(set(allowed))} is left",
+            param="allowed_token_ids",
+        )
 
 
 def _check_scheduling(request: GenerateRequest) -> None:

@@ -57,12 +57,14 @@ class CacheManager:
     def attach_prefix(self, request: RequestState) -> int:
         """Lock the longest cached prefix of a request that just got a row; returns its tokens.
 
-        The row's lengths then start behind it: at least one token is left to compute.
+        The row's lengths then start behind it: at least one token is left to compute. A request
+        that wants log-probabilities of its prompt computes all of it.
         """
         row, table = request.row, self._table
-        match = self.prefix_cache.match(
-            table.tokens[row, : table.num_tokens[row]], request.cache_salt
-        )
+        # At least one token is never matched, so of one token nothing is.
+        known = 1 if request.scores_prompt else int(table.num_tokens[row])
+        match = self.prefix_cache.match(table.tokens[row, :known], request.cache_salt)
+        request.prompt_logprobs.clear()
         self.prefix_cache.lock(match.handle)
         request.handle = match.handle
         request.num_shared_pages = num_pages = len(match.pages)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.engine.reports import StepReports
 from minisgl.request import FinishReason
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.decode import DecodeSet, RowArray
@@ -52,12 +53,15 @@ class Committer:
         self._is_eos[list(eos_token_ids)] = True
         self._eos = tuple(eos_token_ids)
 
-    def commit(self, step: LaunchedStep, tokens: TokenArray, num_ended: int) -> list[Ending]:
+    def commit(
+        self, step: LaunchedStep, tokens: TokenArray, reports: StepReports, num_ended: int
+    ) -> list[Ending]:
         """Commit a processed step.
 
         Args:
             step: the step.
             tokens: int32 ``[S]``: of its decode rows, then of its sampled chunks.
+            reports: log-probabilities of those that want them.
             num_ended: requests that have ended by now.
 
         Returns:
@@ -67,10 +71,44 @@ class Committer:
         endings: list[Ending] = []
         if step.decode is not None:
             is_live = num_ended == step.num_ended
+            if reports.sampled:
+                self._report_decode(step.decode, reports, all_live=is_live)
             endings = self._commit_decode(step, step.decode, tokens[:num_decode], all_live=is_live)
         if step.chunks:
+            for part in reports.prompts:
+                self._table.owner(part.row).prompt_logprobs.append(part.arrays)
+            if reports.sampled:
+                self._report_chunks(step, reports)
             endings += self._commit_chunks(step, tokens[num_decode:].tolist())
         return endings
+
+    def _report_decode(self, decode: DecodeSet, reports: StepReports, *, all_live: bool) -> None:
+        """Hand on log-probabilities of decode rows, before their tokens."""
+        table, rows = self._table, decode.rows
+        live = table.live[rows]
+        # Tokens of requests that have ended are dropped: those behind them move up.
+        places = live.cumsum() - 1
+        for report in reports.sampled:
+            mine = report.places[report.places < len(rows)]
+            arrays = report.arrays[: len(mine)]
+            if not all_live:
+                stays = live[mine]
+                mine, arrays = mine[stays], arrays[stays]
+            self._output.add_logprobs(places[mine], table.num_logprobs[rows[mine]], arrays)
+
+    def _report_chunks(self, step: LaunchedStep, reports: StepReports) -> None:
+        """Hand on log-probabilities of the tokens after last chunks, before these tokens."""
+        first, table = step.plan.num_decode_rows, self._table
+        sampled = [chunk.request for chunk in step.chunks if chunk.is_last]
+        live = np.array([request.terminal is None for request in sampled], dtype=np.bool_)
+        rows = np.array([request.row for request in sampled], dtype=np.int64)
+        places = live.cumsum() - 1
+        for report in reports.sampled:
+            chosen = report.places >= first
+            mine = report.places[chosen] - first
+            stays = live[mine]
+            mine, arrays = mine[stays], report.arrays[chosen][stays]
+            self._output.add_logprobs(places[mine], table.num_logprobs[rows[mine]], arrays)
 
     def _commit_decode(
         self, step: LaunchedStep, decode: DecodeSet, tokens: TokenArray, *, all_live: bool
@@ -137,6 +175,8 @@ class Committer:
                 if self._times is not None:
                     self._times.record(row, end, now)
                 self._output.announce(request)
+                if request.scores_prompt:
+                    self._output.add_prompt_logprobs(request)
                 request.first_token = request.first_token or now
                 uids.append(request.uid)
                 new_tokens.append(token)

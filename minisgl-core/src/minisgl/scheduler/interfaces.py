@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan
+from minisgl.engine.reports import StepReports
 from minisgl.request import RequestStats, StepStats
 
 
@@ -15,6 +16,9 @@ class StepResult(Protocol):
 
     def tokens(self) -> npt.NDArray[np.int32]:
         """Wait for the step; returns its tokens, ``[S]``: decode rows, then sampled chunks."""
+
+    def reports(self) -> StepReports:
+        """Return the log-probabilities that came with the tokens, which have been read."""
 
 
 class StepEngine(Protocol):

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minisgl.engine.controls import encode_controls
 from minisgl.engine.plan import (
     CHUNK,
-    NO_BANS,
     NO_CHUNKS,
+    NO_CONTROLS,
     NO_PARAMS,
     NO_TOKENS,
     ROW_PARAMS,
@@ -17,6 +18,7 @@ from minisgl.engine.plan import (
     ParamsArray,
 )
 from minisgl.scheduler.cache import CacheManager
+from minisgl.scheduler.controls import controls_of
 from minisgl.scheduler.decode import DecodeManager, DecodeSet, RowArray
 from minisgl.scheduler.interfaces import StepResult
 from minisgl.scheduler.prefill import Chunk
@@ -59,6 +61,7 @@ class LaunchBuilder:
         table: the rows.
         cache: gives chunks their pages; decode rows have theirs already.
         decode: the decode rows.
+        vocab_size: of the model.
         eos_token_ids: banned while a request has fewer than its ``min_tokens``.
         mixed: one launch for decode rows and chunks, instead of two.
     """
@@ -68,6 +71,7 @@ class LaunchBuilder:
         table: TableManager,
         cache: CacheManager,
         decode: DecodeManager,
+        vocab_size: int,
         eos_token_ids: Sequence[int],
         *,
         mixed: bool,
@@ -75,6 +79,7 @@ class LaunchBuilder:
         self._table = table
         self._cache = cache
         self._decode = decode
+        self._vocab_size = vocab_size
         self._eos = frozenset(eos_token_ids)
         self._mixed = mixed
         self._num_plans = 0
@@ -98,14 +103,14 @@ class LaunchBuilder:
         decode, ends, last = _NOTHING
         if run_decode and len(order.rows):
             decode, ends, last = self._decode.launch(number)
-        params, bans = self._params(added) if added else (NO_PARAMS, NO_BANS)
+        params, controls = self._params(added) if added else (NO_PARAMS, NO_CONTROLS)
         chunk_params, token_ids = (
             self._launch_chunks(chunks, number) if chunks else (NO_CHUNKS, NO_TOKENS)
         )
         plan = BatchPlan(
             number=number,
             added=params,
-            bans=bans,
+            controls=controls,
             table_writes=self._cache.take_writes(),
             decode_rows=None if order is self._sent else order.rows32,
             num_decode_rows=len(ends),
@@ -135,18 +140,22 @@ class LaunchBuilder:
         return params, np.concatenate(tokens)
 
     def _params(self, added: Sequence[RequestState]) -> tuple[ParamsArray, IntArray]:
-        """Return ``ROW_PARAMS`` and banned tokens of rows with a new owner."""
+        """Return ``ROW_PARAMS`` of rows with a new owner, and what they ask for beyond these."""
         params = np.zeros(len(added), dtype=ROW_PARAMS)
-        bans: list[tuple[int, int]] = []
+        records = []
         for place, request in enumerate(added):
-            asked, row = request.params, request.row
+            asked, row, table = request.params, request.row, self._table
             temperature = 0.0 if asked.is_greedy else asked.temperature
-            min_end = int(self._table.min_end[row])
             params[place] = (
-                row, min_end, temperature, max(asked.top_k, 0), asked.top_p, asked.min_p,
-                request.seed,
+                row, 0, temperature, max(asked.top_k, 0), asked.top_p, asked.min_p, request.seed
             )  # fmt: skip
-            if asked.min_tokens:
-                stops = request.stop_token_ids | (frozenset() if asked.ignore_eos else self._eos)
-                bans.extend((row, token) for token in sorted(stops))
-        return params, np.array(bans, dtype=np.int32).reshape(-1, 2)
+            record = controls_of(
+                request,
+                table.tokens[row, : table.num_tokens[row]],
+                min_end=int(table.min_end[row]),
+                vocab_size=self._vocab_size,
+                eos_token_ids=self._eos,
+            )
+            if record is not None:
+                records.append(record)
+        return params, encode_controls(records)

@@ -39,6 +39,7 @@ class PrefillManager:
         cache: the pages.
         decode: running requests, whose growth admission reckons with.
         order: of admission, within a priority.
+        max_scored: most tokens of prompts with log-probabilities in one step: a row of logits each.
     """
 
     def __init__(
@@ -47,10 +48,13 @@ class PrefillManager:
         cache: CacheManager,
         decode: DecodeManager,
         order: OrderName = "fcfs",
+        *,
+        max_scored: int,
     ) -> None:
         self._table = table
         self._cache = cache
         self._decode = decode
+        self._max_scored = max_scored
         by_prefix = order == "longest-prefix"
         self._waiting = WaitingQueue(self._cached_tokens if by_prefix else None)
         self._ratio = _INITIAL_RATIO
@@ -117,13 +121,16 @@ class PrefillManager:
         """
         table, cache = self._table, self._cache
         chunks: list[Chunk] = []
-        num_available = cache.num_available
+        num_available, num_scored = cache.num_available, self._max_scored
         for row, request in self.running.items():
             if budget <= 0:
                 break
             start, known = int(table.launched[row]), int(table.num_tokens[row])
             room = (int(table.num_pages[row]) + num_available) * cache.page_size
             length = min(known - start, budget, room - start)
+            if request.scores_prompt:
+                length = min(length, num_scored)
+                num_scored -= max(length, 0)
             if length <= 0:
                 continue
             num_available -= cache.pages_for(start + length) - int(table.num_pages[row])
@@ -166,6 +173,8 @@ class PrefillManager:
 
     def _cached_tokens(self, request: RequestState) -> int:
         """Return what the prefix cache holds of a waiting request, as of a few steps ago."""
+        if request.scores_prompt:
+            return 0
         if request.matched_at < 0 or self._num_admissions - request.matched_at >= _RETRY_EVERY:
             match = self._cache.prefix_cache.match(request.saved_tokens, request.cache_salt)
             request.matched_tokens = len(match.pages) * self._cache.page_size

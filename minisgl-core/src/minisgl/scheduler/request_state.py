@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.engine.reports import LogprobArrays
 from minisgl.kvcache.interface import CacheHandle
 from minisgl.message import Failure
 from minisgl.request import FinishReason, SamplingParams
@@ -49,6 +50,8 @@ class RequestState:
             its newest token, and float32 seconds between its tokens.
         num_retractions: how often it lost its row.
         announced: the detokenizer knows it.
+        scored: the log-probabilities of its prompt, if it wants them, have been sent.
+        prompt_logprobs: those that are there so far; they begin anew with every row.
         min_pages: pages that its last failed admission asked for.
         matched_tokens, matched_at: what the prefix cache held of it at which pass of admission, -1
             if it was not looked up; for longest prefix first.
@@ -79,11 +82,18 @@ class RequestState:
     first_token: float | None = None
     num_retractions: int = 0
     announced: bool = False
+    scored: bool = False
+    prompt_logprobs: list[LogprobArrays] = field(default_factory=list)
     min_pages: int = 0
     matched_tokens: int = 0
     matched_at: int = -1
     last_token: float = 0.0
     saved_gaps: npt.NDArray[np.float32] = field(default_factory=_no_gaps)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether all of its prompt is to be computed, for its log-probabilities."""
+        return self.params.prompt_logprobs is not None and not self.scored
 
     @property
     def admission_key(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.engine.logits_bound import max_scored_tokens
 from minisgl.errors import EngineLostError, RequestError
 from minisgl.kvcache.interface import PrefixCache
 from minisgl.message import (
@@ -100,7 +101,13 @@ class Scheduler:
         self.table = TableManager(info.max_running_requests, info.max_seq_len, info.page_size)
         self.cache = CacheManager(info.num_pages, info.page_size, prefix_cache, self.table)
         self._decode = DecodeManager(self.table, info.page_size)
-        self._prefill = PrefillManager(self.table, self.cache, self._decode, order)
+        self._prefill = PrefillManager(
+            self.table,
+            self.cache,
+            self._decode,
+            order,
+            max_scored=max_scored_tokens(info.vocab_size, info.page_size),
+        )
         # Not bound methods: a cycle would keep the engine's memory until the collector comes by.
         loop = weakref.proxy(self)
         self._room = RoomMaker(
@@ -113,7 +120,12 @@ class Scheduler:
             settle=partial(Scheduler._settle, loop),
         )
         self._launches = LaunchBuilder(
-            self.table, self.cache, self._decode, info.eos_token_ids, mixed=mixed
+            self.table,
+            self.cache,
+            self._decode,
+            info.vocab_size,
+            info.eos_token_ids,
+            mixed=mixed,
         )
         self._output = OutputCollector()
         self._times: TokenTimes | None = None
@@ -287,6 +299,9 @@ class Scheduler:
             num_waiting=self.num_waiting,
             num_free_pages=self.cache.num_available,
             num_pages=self.cache.num_pages,
+            num_retracted=self.num_retractions,
+            num_queried_tokens=self._prefill.num_queried_tokens,
+            num_cached_tokens=self._prefill.num_cached_tokens,
         )
 
     # Choosing
@@ -373,7 +388,8 @@ class Scheduler:
         began = time.perf_counter()
         self._num_failed_steps = 0
         self._last_processed = step.plan.number
-        for request, reason in self._committer.commit(step, tokens, self._num_ended):
+        reports = step.result.reports()
+        for request, reason in self._committer.commit(step, tokens, reports, self._num_ended):
             self._finish(request, reason)
         self.num_processed_steps += 1
         if self._observers is not None and self._observers.has_step_observers:

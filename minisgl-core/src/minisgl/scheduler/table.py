@@ -26,6 +26,8 @@ class TableManager:
         stop_ids: int32 ``[rows, n]``: the request's own stop tokens, padded with -1.
         num_stop_ids: int64 ``[rows]``: how many there are.
         ignore_eos: bool ``[rows]``.
+        num_logprobs: int32 ``[rows]``: alternatives that the request wants reported with each of
+            its tokens; -1: it wants nothing.
         live: bool ``[rows]``: the request has no terminal reason; new tokens count.
         requests: the owner of each row.
 
@@ -50,6 +52,7 @@ class TableManager:
         self.stop_ids = np.full((num_rows, MAX_STOP_TOKEN_IDS), -1, dtype=np.int32)
         self.num_stop_ids = np.zeros(num_rows, dtype=np.int64)
         self.ignore_eos = np.zeros(num_rows, dtype=np.bool_)
+        self.num_logprobs = np.full(num_rows, -1, dtype=np.int32)
         self.live = np.zeros(num_rows, dtype=np.bool_)
         self.requests: list[RequestState | None] = [None] * num_rows
         self._free = list(range(num_rows - 1, -1, -1))
@@ -74,6 +77,8 @@ class TableManager:
         self.stop_ids[row, :num_stops] = sorted(request.stop_token_ids)
         self.stop_ids[row, num_stops:] = -1
         self.ignore_eos[row] = request.params.ignore_eos
+        wanted = request.params.logprobs
+        self.num_logprobs[row] = -1 if wanted is None else wanted
         self.live[row] = True
         self.requests[row] = request
         request.row = row

@@ -3,16 +3,25 @@
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from prometheus_client.exposition import choose_encoder
 
 from minisgl.errors import RequestError
 from minisgl.server.client import EngineClient
 from minisgl.server.errors import error_response, install_error_handlers
 from minisgl.server.fields import RequestParser
-from minisgl.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from minisgl.server.metrics import EngineMetrics, HttpMetrics
+from minisgl.server.middleware import (
+    ApiKeyMiddleware,
+    HttpMetricsMiddleware,
+    RequestIdMiddleware,
+)
 from minisgl.server.openai.routes import add_openai_routes
+from minisgl.server.openapi import ApiPage
+from minisgl.server.route_docs import ROUTE_DOCS
 from minisgl.server.served_model import ServedModel
+from minisgl.server.tokens import add_token_routes
 
 
 def create_app(
@@ -34,11 +43,25 @@ def create_app(
     install_error_handlers(app)
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)
+    metrics = EngineMetrics(model.name, lambda: client.last_heartbeat)
+    client.observer = metrics
+    app.add_middleware(HttpMetricsMiddleware, metrics=HttpMetrics(metrics.registry))
     app.add_middleware(RequestIdMiddleware)
+    _add_metrics_route(app, metrics)
     _add_status_routes(app, client, model)
     parser = RequestParser(strict=strict_requests)
     add_openai_routes(app, client, model, parser)
+    add_token_routes(app, client, model, parser)
+    # FastAPI documents itself through this method; it is meant to be replaced.
+    app.openapi = ApiPage(app, ROUTE_DOCS, strict=strict_requests).build  # type: ignore[method-assign]
     return app
+
+
+def _add_metrics_route(app: FastAPI, metrics: EngineMetrics) -> None:
+    @app.get("/metrics")
+    async def prometheus(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(metrics.registry), headers={"Content-Type": content_type})
 
 
 def _add_status_routes(app: FastAPI, client: EngineClient, model: ServedModel) -> None:

@@ -21,6 +21,7 @@ from minisgl.message import (
     Ping,
     Pong,
     ReplyBatch,
+    TextReply,
     TokenizeOnly,
     TokenizeRequest,
     TokenizerMessage,
@@ -52,6 +53,22 @@ class Receiver(Protocol):
         """Wait for replies and return all that are there."""
 
 
+class Observer(Protocol):
+    """Follows answers, such as ``EngineMetrics``; what it raises is logged and goes no further."""
+
+    def asked(self, uids: Sequence[int]) -> None:
+        """Called when answers have been asked for."""
+
+    def replied(self, replies: Sequence[TextReply]) -> None:
+        """Called for each step's replies."""
+
+    def failed(self, reply: ErrorReply) -> None:
+        """Called when an answer was refused or failed."""
+
+    def left(self, uids: Sequence[int]) -> None:
+        """Called when the client has left while these answers ran."""
+
+
 class EngineClient:
     """Numbers requests, sends them, and hands each reply to its request.
 
@@ -75,6 +92,7 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self.last_heartbeat: Pong | None = None
+        self.observer: Observer | None = None
 
     @property
     def num_open(self) -> int:
@@ -127,6 +145,8 @@ class EngineClient:
         for uid in uids:
             self._generations[uid] = generation
         self._idle.clear()
+        if self.observer is not None:
+            self._observe(self.observer.asked, uids)
         try:
             self.start(first)
         except BaseException:
@@ -181,6 +201,8 @@ class EngineClient:
             self._generations.pop(uid, None)
         if not self._generations:
             self._idle.set()
+        if self.observer is not None:
+            self._observe(self.observer.left, uids)
         if running and self._failure is None:
             abort: BackendMessage = AbortRequest(list(running))
             self._scheduler.send(abort)
@@ -197,11 +219,15 @@ class EngineClient:
     def _dispatch(self, message: FrontendMessage) -> None:
         match message:
             case ReplyBatch(replies=replies):
+                if self.observer is not None:
+                    self._observe(self.observer.replied, replies)
                 for reply in replies:
                     if (generation := self._generations.get(reply.uid)) is not None:
                         generation.put(reply)
             case ErrorReply(uid=uid):
                 if (generation := self._generations.get(uid)) is not None:
+                    if self.observer is not None:
+                        self._observe(self.observer.failed, message)
                     generation.put(message)
                 elif (question := self._questions.get(uid)) is not None and not question.done():
                     question.set_exception(error_of(message))
@@ -211,6 +237,13 @@ class EngineClient:
             case Pong():
                 self._last_pong = time.monotonic()
                 self.last_heartbeat = message
+
+    @staticmethod
+    def _observe(tell: Callable[[Any], None], what: Any) -> None:
+        try:
+            tell(what)
+        except Exception:
+            logger.exception("an observer of requests has failed")
 
     async def ping(self) -> None:
         """Ask the scheduler for its heartbeat every second until cancelled."""
@@ -257,7 +290,10 @@ class EngineClient:
         """End every open request with ``error``, and refuse new ones with it."""
         self._failure = error
         for uid, generation in list(self._generations.items()):
-            generation.put(ErrorReply(uid, error.message, error.status, error.param, error.code))
+            reply = ErrorReply(uid, error.message, error.status, error.param, error.code)
+            if self.observer is not None:
+                self._observe(self.observer.failed, reply)
+            generation.put(reply)
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(error)

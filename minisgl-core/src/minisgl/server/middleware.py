@@ -3,6 +3,7 @@
 import hmac
 import re
 import uuid
+from http import HTTPStatus
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +15,9 @@ from minisgl.server.errors import (
     error_response,
     request_id,
 )
+from minisgl.server.metrics import HttpMetrics
 
+KNOWN_METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _VALID_ID: Final = re.compile(rb"[!-~]{1,256}")
 
 
@@ -60,6 +63,35 @@ class RequestIdMiddleware:
             scope[REQUEST_ID_KEY] = given.decode()
             scope[f"{REQUEST_ID_KEY}.is_from_header"] = True
         await self._app(scope, receive, send_with_id)
+
+
+class HttpMetricsMiddleware:
+    """Counts what was asked and what was answered, by route."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; a crash counts as 500."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+
+        async def send_and_look(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_look)
+        finally:
+            # Only known routes and methods are labels: a client must not invent new ones.
+            route = getattr(scope.get("route"), "path", None)
+            method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
+            self._metrics.count(route or "other", method, status)
 
 
 class ApiKeyMiddleware:

@@ -55,7 +55,7 @@ def _apply_plan_kernel(
     num_added = tl.load(words + 3)
     num_writes = tl.load(words + 5)
     num_order = tl.load(words + 6)
-    writes = words + header + num_added * param_words + tl.load(words + 4) * 2
+    writes = words + header + num_added * param_words + tl.load(words + 4)
     start = first
     while start < num_writes:
         at = start + tl.arange(0, block)

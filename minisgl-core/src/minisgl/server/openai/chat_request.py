@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions``: its fields, and what they ask of the engine."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,7 @@ from minisgl.errors import RequestError
 from minisgl.request import MAX_LOGPROBS, MAX_WHOLE, SamplingParams
 from minisgl.server.fields import NotOffered
 from minisgl.server.openai.fields import NOT_OFFERED, GenerationFields, documented
+from minisgl.server.tokens import generation_prompt, message_texts
 
 CHAT_NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     **NOT_OFFERED,
@@ -20,12 +21,10 @@ CHAT_NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "modalities": NotOffered("answers are text", (["text"],)),
     "audio": NotOffered("answers are text"),
     "prediction": NotOffered("this server has no predicted outputs"),
-    "reasoning_effort": NotOffered("not yet", ("none",)),
     "verbosity": NotOffered("no model here is told how much to say", ("medium",)),
     "web_search_options": NotOffered("this server searches nothing"),
     "chat_template": NotOffered("a template is a program; the server uses the model's own"),
     "documents": NotOffered("put them into the messages", ([],)),
-    "continue_final_message": NotOffered("not yet", (False,)),
     "store": NotOffered("this server keeps nothing", (False,)),
     "echo": NotOffered("it belongs to /v1/completions", (False,)),
     "suffix": NotOffered("it belongs to /v1/completions", ("",)),
@@ -53,15 +52,15 @@ class ChatRequest(GenerationFields):
     """Extra variables of the chat template, such as ``{"enable_thinking": false}``."""
     add_generation_prompt: bool = True
     """End the prompt with the header of the assistant's turn."""
+    continue_final_message: bool = False
+    """Leave the last message open: the answer goes on with it."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """Given to the chat template as ``reasoning_effort``; ``none`` also as ``enable_thinking`` and
+    ``thinking``, both false. What a template does not read has no effect."""
 
     def texts(self) -> Iterator[str]:
         """Yield the texts of all messages, as far as they are well-formed."""
-        for message in self.messages:
-            content = message.get("content")
-            for part in content if isinstance(content, list) else [{"text": content}]:
-                text = part.get("text") if isinstance(part, dict) else None
-                if isinstance(text, str):
-                    yield text
+        return message_texts(self.messages)
 
     def check_together(self) -> None:
         """Refuse fields that contradict one another."""
@@ -70,6 +69,23 @@ class ChatRequest(GenerationFields):
             raise RequestError(
                 f"top_logprobs={self.top_logprobs} needs logprobs=true", param="top_logprobs"
             )
+
+    def template_options(self) -> dict[str, Any]:
+        """Return the fields of ``TokenizeRequest`` that say how the messages are rendered.
+
+        Raises:
+            RequestError: two of them contradict one another.
+        """
+        kwargs: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            kwargs["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            kwargs |= {"enable_thinking": False, "thinking": False}
+        return {
+            "template_kwargs": kwargs | (self.chat_template_kwargs or {}),
+            "add_generation_prompt": generation_prompt(self),
+            "continue_final_message": self.continue_final_message,
+        }
 
     def sampling_params(self) -> SamplingParams:
         """Return the parameters of each answer.

@@ -33,10 +33,7 @@ def add_openai_routes(
             _each(asked.sampling_params(), asked.n),
             priority=asked.priority,
             cache_salt=asked.cache_salt,
-            options={
-                "template_kwargs": asked.chat_template_kwargs or {},
-                "add_generation_prompt": asked.add_generation_prompt,
-            },
+            options=asked.template_options(),
         )
         return await respond(request, generation, ChatAnswer(head, asked), stream=asked.stream)
 
