@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from minisgl.errors import RequestError, SettingsError, UnknownBackendError
+from minisgl.errors import RequestError, UnknownBackendError
 from minisgl.parsing import ContentText, ReasoningText, ToolCallStart
 from minisgl.parsing.tool_choice import plan_tools
 from minisgl.plugins.host import PluginHost, load_plugins
-from minisgl.plugins.parsers import AnswerParsers, select_parsers
+from minisgl.plugins.parsers import AnswerParsers, check_parsers, select_parsers
 from minisgl.settings import Settings
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -58,8 +58,9 @@ def test_a_name_or_none_overrules_the_template(host) -> None:
 def test_an_unknown_name_names_the_nearest(host) -> None:
     with pytest.raises(UnknownBackendError, match="Nearest: 'hermes'"):
         select(host, "", tool_call_parser="hermess")
-    with pytest.raises(SettingsError):
-        Settings.model_validate({"server": {"tool_call_parser": ""}})
+    with pytest.raises(UnknownBackendError, match=r"server.reasoning_parser='x'"):
+        check_parsers(host, Settings.model_validate({"server": {"reasoning_parser": "x"}}))
+    check_parsers(host, Settings.model_validate({"server": {"reasoning_parser": "none"}}))
 
 
 def test_tools_as_the_model_likes_need_a_parser(host) -> None:

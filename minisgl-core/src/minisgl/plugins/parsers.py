@@ -102,6 +102,17 @@ def select_parsers(host: PluginHost, settings: Settings, template: str) -> Answe
     return parsers
 
 
+def check_parsers(host: PluginHost, settings: Settings) -> None:
+    """Check the names in the settings, before a model is loaded; errors as ``select_parsers``."""
+    server = settings.server
+    for registry, choice in (
+        (host.tool_parsers, server.tool_call_parser),
+        (host.reasoning_parsers, server.reasoning_parser),
+    ):
+        if choice not in (AUTO, NONE):
+            registry.get(choice)
+
+
 def _choose(registry: Registry[RecordT], choice: str, template: str) -> RecordT | None:
     if choice == NONE:
         return None
