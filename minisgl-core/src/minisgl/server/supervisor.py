@@ -32,6 +32,7 @@ from minisgl.message import (
 )
 from minisgl.message.sockets import Addresses, AsyncPullSocket, PushSocket, private_addresses
 from minisgl.plugins.host import PluginHost, load_plugins
+from minisgl.plugins.parsers import check_parsers, select_parsers
 from minisgl.processes import HANDLED_SIGNALS, freeze_startup
 from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
@@ -93,6 +94,7 @@ def serve(
     bound = bind_socket(settings.server.host, settings.server.port)
     with contextlib.closing(bound), _signals_unblocked_at_the_end():
         host = load_plugins(settings.plugins.disabled, settings.plugins.strict)
+        check_parsers(host, settings)
         resolved = _with_local_paths(settings, host)
         name = settings.model.served_name or settings.model.path
         with private_addresses() as addresses:
@@ -192,7 +194,9 @@ class _Server:
                     return 0
                 self._model.max_seq_len = infos["scheduler"].get("max_seq_len")
                 self._model.max_chars_per_token = infos["tokenizer"].get("max_chars_per_token")
-                can_chat = bool(infos["tokenizer"].get("chat_template", True))
+                template = str(infos["tokenizer"].get("chat_template", ""))
+                self._model.parsers = select_parsers(self._host, self._settings, template)
+                can_chat = bool(template)
                 return await self._serve(pool, http, announce, can_chat=can_chat)
             finally:
                 # From here on it is quick, and nothing may cut it short: files would stay.
