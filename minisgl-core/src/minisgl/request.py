@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -158,16 +158,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             *_rules_of_logits(self),
         ):
             if not fine:
-                value = _shortened(getattr(self, name))
+                value = shortened(getattr(self, name))
                 raise RequestError(f"{name} must be {allowed}, got {value}", param=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
                 param="min_tokens",
             )
-        for name in _NOT_YET:
-            if getattr(self, name) != _NOT_YET[name]:
-                raise RequestError(f"{name} is not supported yet; leave it out", param=name)
 
     @property
     def is_greedy(self) -> bool:
@@ -177,14 +174,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 _Rule = tuple[str, bool, str]
 """A field, whether its value is fine, and which values are."""
-
-_NOT_YET: Final[dict[str, object]] = {
-    "bad_words": (),
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "return_prompt": False,
-}
-"""Fields that nothing obeys so far, and the only value of each that can be asked for."""
 
 
 def _rules_of_logits(params: SamplingParams) -> tuple[_Rule, ...]:
@@ -226,6 +215,11 @@ def _rules_of_logits(params: SamplingParams) -> tuple[_Rule, ...]:
             probs,
         ),
         ("return_prompt", isinstance(params.return_prompt, bool), "true or false"),
+        (
+            "grammar",
+            _grammar(params.grammar),
+            f"a GrammarSpec ({', '.join(get_args(GrammarKind))}) of up to {MAX_GRAMMAR} characters",
+        ),
     )
 
 
@@ -243,7 +237,7 @@ def _make_tuples(params: SamplingParams) -> None:
         if value is None or isinstance(value, list):
             value = tuple(value or ())
         elif not isinstance(value, tuple):
-            raise RequestError(f"{name} must be a list, got {_shortened(value)}", param=name)
+            raise RequestError(f"{name} must be a list, got {shortened(value)}", param=name)
         if name == "bad_token_ids":
             value = tuple(tuple(one) if isinstance(one, list) else one for one in value)
         msgspec.structs.force_setattr(params, name, value)
@@ -281,6 +275,15 @@ def _sequences(values: tuple[object, ...]) -> bool:
     )
 
 
+def _grammar(value: object) -> bool:
+    return value is None or (
+        isinstance(value, GrammarSpec)
+        and value.kind in get_args(GrammarKind)
+        and isinstance(value.value, str)
+        and len(value.value) <= MAX_GRAMMAR
+    )
+
+
 def _biases(values: object) -> bool:
     return (
         isinstance(values, dict)
@@ -289,7 +292,8 @@ def _biases(values: object) -> bool:
     )
 
 
-def _shortened(value: object) -> str:
+def shortened(value: object) -> str:
+    """Return ``value`` as an error message shows it."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 

@@ -18,6 +18,8 @@ from minisgl.server.middleware import (
     RequestIdMiddleware,
 )
 from minisgl.server.openai.routes import add_openai_routes
+from minisgl.server.openapi import ApiPage
+from minisgl.server.route_docs import ROUTE_DOCS
 from minisgl.server.served_model import ServedModel
 from minisgl.server.tokens import add_token_routes
 
@@ -50,6 +52,8 @@ def create_app(
     parser = RequestParser(strict=strict_requests)
     add_openai_routes(app, client, model, parser)
     add_token_routes(app, client, model, parser)
+    # FastAPI documents itself through this method; it is meant to be replaced.
+    app.openapi = ApiPage(app, ROUTE_DOCS, strict=strict_requests).build  # type: ignore[method-assign]
     return app
 
 

@@ -123,7 +123,7 @@ class CompletionRequest(GenerationFields):
         """
         changes: dict[str, Any] = {"logprobs": self.logprobs}
         if self.max_tokens is None:
-            changes["max_tokens"] = max(DEFAULT_MAX_TOKENS, self.min_tokens)
+            changes["max_tokens"] = max(DEFAULT_MAX_TOKENS, min(self.min_tokens, MAX_WHOLE))
         elif self.only_echo:  # the engine always computes one token; the answer leaves it out
             changes |= {"max_tokens": 1, "logprobs": None}
         if self.echo and self.logprobs is not None:

@@ -1,0 +1,84 @@
+"""What ``/openapi.json`` says about each route of this server."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from minisgl.server.answer_models import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    DetokenizeAnswer,
+    Health,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    Version,
+)
+from minisgl.server.openai.chat_request import ChatRequest
+from minisgl.server.openai.completion_request import CompletionRequest
+from minisgl.server.openapi import RouteDoc
+from minisgl.server.tokens import DetokenizeBody, TokenizeBody
+
+ROUTE_DOCS: Final[Sequence[RouteDoc]] = (
+    RouteDoc(
+        path="/v1/chat/completions",
+        summary="Answer a chat, as OpenAI's API does.",
+        body=ChatRequest,
+        answer=ChatCompletion,
+        event=ChatCompletionChunk,
+    ),
+    RouteDoc(
+        path="/v1/completions",
+        summary="Go on with a text, as OpenAI's API does.",
+        body=CompletionRequest,
+        answer=Completion,
+        event=Completion,
+    ),
+    RouteDoc(
+        path="/tokenize",
+        summary="Return the tokens of a text or a chat.",
+        body=TokenizeBody,
+        answer=TokenizeAnswer,
+    ),
+    RouteDoc(
+        path="/detokenize",
+        summary="Return the text of tokens.",
+        body=DetokenizeBody,
+        answer=DetokenizeAnswer,
+    ),
+    RouteDoc(
+        path="/v1/models",
+        method="get",
+        summary="List the served model.",
+        answer=ModelList,
+        errors=(401,),
+    ),
+    RouteDoc(
+        path="/v1/models/{name}",
+        method="get",
+        summary="Describe the served model.",
+        answer=ModelCard,
+        errors=(401, 404),
+    ),
+    RouteDoc(
+        path="/health",
+        method="get",
+        summary="Say whether the engine answers.",
+        answer=Health,
+        errors=(503,),
+    ),
+    RouteDoc(
+        path="/version",
+        method="get",
+        summary="Return the server's version.",
+        answer=Version,
+        errors=(401,),
+    ),
+    RouteDoc(
+        path="/metrics",
+        method="get",
+        summary="Return what Prometheus collects.",
+        content_type="text/plain",
+        errors=(401,),
+    ),
+)
