@@ -14,6 +14,7 @@ from minisgl.server.answer_models import (
     TokenizeAnswer,
     Version,
 )
+from minisgl.server.anthropic.request import CountTokensRequest, MessagesRequest
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.completion_request import CompletionRequest
 from minisgl.server.openapi import RouteDoc
@@ -33,6 +34,17 @@ ROUTE_DOCS: Final[Sequence[RouteDoc]] = (
         body=CompletionRequest,
         answer=Completion,
         event=Completion,
+    ),
+    RouteDoc(
+        path="/v1/messages",
+        summary="Answer a chat, as Anthropic's API does.",
+        body=MessagesRequest,
+        events="Anthropic's events, from message_start to message_stop.",
+    ),
+    RouteDoc(
+        path="/v1/messages/count_tokens",
+        summary="Count the tokens of a chat, as Anthropic's API does.",
+        body=CountTokensRequest,
     ),
     RouteDoc(
         path="/tokenize",

@@ -154,7 +154,13 @@ class Detokenizer:
             return _last_reply(stream, text, FinishReason.STOP, stream.start.num_cached_tokens)
         if not text:
             return None
-        return TextReply(stream.start.uid, text, stream.take_ids(), prompt_tail=stream.take_tail())
+        return TextReply(
+            stream.start.uid,
+            text,
+            stream.take_ids(),
+            num_prompt_tokens=stream.start.num_prompt_tokens,
+            prompt_tail=stream.take_tail(),
+        )
 
     def _finish(self, uid: int, index: int, batch: TokenBatch) -> TextReply | ErrorReply | None:
         """Return the terminal event of a request that the scheduler has finished, if it is due."""
@@ -182,6 +188,7 @@ def _last_reply(stream: _Stream, text: str, reason: str, num_cached_tokens: int)
         num_completion_tokens=stream.num_tokens,
         num_cached_tokens=num_cached_tokens,
         prompt_tail=stream.take_tail(),
+        stop_string=None if stream.finder is None else stream.finder.found,
     )
 
 

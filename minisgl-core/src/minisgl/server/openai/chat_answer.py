@@ -13,9 +13,9 @@ from minisgl.parsing.interface import (
     ToolCallStart,
 )
 from minisgl.server.chat.reading import ChoiceReader, ReadAnswer, only_reasons
+from minisgl.server.chunks import TextChunks
 from minisgl.server.openai.answer import Answer, AnswerHead
 from minisgl.server.openai.chat_request import ChatRequest
-from minisgl.server.openai.chunks import TextChunks
 from minisgl.server.openai.logprobs import chat_logprobs, prompt_logprobs
 
 
