@@ -21,6 +21,7 @@ from minisgl.server.middleware import (
 )
 from minisgl.server.openai.routes import add_openai_routes
 from minisgl.server.openapi import ApiPage
+from minisgl.server.responses.routes import add_responses_routes
 from minisgl.server.route_docs import ROUTE_DOCS
 from minisgl.server.served_model import ServedModel
 from minisgl.server.tokens import add_token_routes
@@ -54,6 +55,7 @@ def create_app(
     parser = RequestParser(strict=strict_requests)
     service = ChatService(client=client, model=model, parser=parser)
     add_openai_routes(app, service)
+    add_responses_routes(app, service)
     add_anthropic_routes(app, service)
     add_token_routes(app, client, model, parser)
     # FastAPI documents itself through this method; it is meant to be replaced.

@@ -18,6 +18,7 @@ from minisgl.server.anthropic.request import CountTokensRequest, MessagesRequest
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.completion_request import CompletionRequest
 from minisgl.server.openapi import RouteDoc
+from minisgl.server.responses.request import ResponsesRequest
 from minisgl.server.tokens import DetokenizeBody, TokenizeBody
 
 ROUTE_DOCS: Final[Sequence[RouteDoc]] = (
@@ -34,6 +35,12 @@ ROUTE_DOCS: Final[Sequence[RouteDoc]] = (
         body=CompletionRequest,
         answer=Completion,
         event=Completion,
+    ),
+    RouteDoc(
+        path="/v1/responses",
+        summary="Answer a chat, as OpenAI's Responses API does, without keeping it.",
+        body=ResponsesRequest,
+        events="OpenAI's events, from response.created to response.completed.",
     ),
     RouteDoc(
         path="/v1/messages",
