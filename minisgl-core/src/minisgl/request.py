@@ -158,7 +158,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             *_rules_of_logits(self),
         ):
             if not fine:
-                value = _shortened(getattr(self, name))
+                value = shortened(getattr(self, name))
                 raise RequestError(f"{name} must be {allowed}, got {value}", param=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
@@ -179,10 +179,6 @@ _Rule = tuple[str, bool, str]
 """A field, whether its value is fine, and which values are."""
 
 _NOT_YET: Final[dict[str, object]] = {
-    "bad_words": (),
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "return_prompt": False,
     "grammar": None,
 }
 """Fields that nothing obeys so far, and the only value of each that can be asked for."""
@@ -244,7 +240,7 @@ def _make_tuples(params: SamplingParams) -> None:
         if value is None or isinstance(value, list):
             value = tuple(value or ())
         elif not isinstance(value, tuple):
-            raise RequestError(f"{name} must be a list, got {_shortened(value)}", param=name)
+            raise RequestError(f"{name} must be a list, got {shortened(value)}", param=name)
         if name == "bad_token_ids":
             value = tuple(tuple(one) if isinstance(one, list) else one for one in value)
         msgspec.structs.force_setattr(params, name, value)
@@ -290,7 +286,8 @@ def _biases(values: object) -> bool:
     )
 
 
-def _shortened(value: object) -> str:
+def shortened(value: object) -> str:
+    """Return ``value`` as an error message shows it."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 

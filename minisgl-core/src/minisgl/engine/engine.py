@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from minisgl.engine.plan_codec import PlanLayout, decode_plan
 from minisgl.engine.reports import StepReports
 from minisgl.engine.row_state import DeviceChunks, RowState
 from minisgl.engine.sampler import SamplingTensors, sample
-from minisgl.engine.staging import PlanStager
+from minisgl.engine.staging import PlanStager, upload
 from minisgl.kernel.ops import OpTable
 from minisgl.models.interface import BaseLLMModel
 
@@ -95,7 +96,9 @@ class Engine:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             # What was made on other streams (weights, pool, row state) is there before it is used.
             torch.cuda.synchronize(device)
-        self._processing = LogitsProcessing(info, device, self.state.ops, self._upload)
+        # Not a method: a cycle would keep the engine's memory until the collector comes by.
+        self._upload = partial(upload, device=device)
+        self._processing = LogitsProcessing(info, device, self.state.ops)
         self._nvtx = nvtx and device.type == "cuda"
         self._next_plan = 0
 
@@ -293,13 +296,6 @@ class Engine:
         special = self._mirror.filtered[rows]
         concerned = self._processing.concerns(rows, launch.sampled_ends)
         return (special if concerned is None else special | concerned).nonzero()[0]
-
-    def _upload(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Bring a small array to the device without waiting for it."""
-        tensor = torch.from_numpy(array)
-        if self._stream is None:
-            return tensor
-        return tensor.pin_memory().to(self.state.device, non_blocking=True)
 
     @contextlib.contextmanager
     def _range(self, name: str) -> Iterator[None]:

@@ -9,8 +9,9 @@ Order: allowed tokens, biases and bans, banned sequences, penalties; then, in th
 temperature and filters. Log-probabilities are of the logits before all of these.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -23,10 +24,9 @@ from minisgl.engine.device_reports import DeviceReports, ScoredChunk
 from minisgl.engine.host_mirror import Launch, RowArray
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan, IntArray
+from minisgl.engine.staging import upload
 from minisgl.kernel.controls import TokenLogprobs, note_tokens
 from minisgl.kernel.ops import OpTable
-
-Upload = Callable[[npt.NDArray[np.int64]], torch.Tensor]
 
 _BIASES, _ALLOWED, _SEQUENCES, _PENALTIES, _LOGPROBS = 1, 2, 4, 8, 16
 _CHANGES: Final = _BIASES | _ALLOWED | _SEQUENCES | _PENALTIES
@@ -69,16 +69,13 @@ class LogitsProcessing:
         info: the engine's facts.
         device: where the logits are.
         ops: the operations on them.
-        upload: brings a small array to the device without waiting for it.
     """
 
-    def __init__(
-        self, info: EngineInfo, device: torch.device, ops: OpTable, upload: Upload
-    ) -> None:
+    def __init__(self, info: EngineInfo, device: torch.device, ops: OpTable) -> None:
         num_rows = info.max_running_requests
         self._state = ControlState(num_rows, info.vocab_size, len(info.eos_token_ids), device)
         self._ops = ops
-        self._upload = upload
+        self._upload = partial(upload, device=device)
         self._piece = max(1, _PIECE // info.vocab_size)
         self._flags = np.zeros(num_rows + 1, dtype=np.uint8)
         self._until = np.zeros(num_rows + 1, dtype=np.int64)

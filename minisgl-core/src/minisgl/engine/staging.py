@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from minisgl.engine.plan import BatchPlan, IntArray
@@ -42,3 +44,11 @@ class PlanStager:
 
     def _allocate(self, num_words: int) -> torch.Tensor:
         return torch.zeros(num_words, dtype=torch.int32, pin_memory=self._pin)
+
+
+def upload(array: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Bring a small array to a device without waiting for it; on a CPU it is used as it is."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

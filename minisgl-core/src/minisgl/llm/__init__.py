@@ -2,7 +2,14 @@
 
 from minisgl.llm.async_llm import AsyncLLM
 from minisgl.llm.llm import LLM
-from minisgl.llm.results import GenerationChunk, GenerationProgress, GenerationResult, Prompt
+from minisgl.llm.results import (
+    GenerationChunk,
+    GenerationProgress,
+    GenerationResult,
+    Logprob,
+    Prompt,
+    TokenLogprobs,
+)
 
 __all__ = [
     "LLM",
@@ -10,5 +17,7 @@ __all__ = [
     "GenerationChunk",
     "GenerationProgress",
     "GenerationResult",
+    "Logprob",
     "Prompt",
+    "TokenLogprobs",
 ]

@@ -105,7 +105,7 @@ class AsyncLLM:
                 reply = await replies.get()
                 if isinstance(reply, ErrorReply):
                     raise to_error(reply)
-                yield to_chunk(reply)
+                yield to_chunk(reply, params)
                 if reply.finish_reason is not None:
                     return
         finally:

@@ -101,7 +101,7 @@ class LLM:
         many = to_prompts(prompts)
         params = _spread(sampling_params, len(many))
         requests = self._prepared(many, params, _spread_priority(priority, len(many)), cache_salt)
-        answers = [Collected() for _ in many]
+        answers = [Collected(one) for one in params]
         try:
             for request, answer in zip(requests, answers, strict=True):
                 self._session.submit(request, answer.add)
@@ -159,7 +159,7 @@ class LLM:
                 reply = replies.popleft()
                 if isinstance(reply, ErrorReply):
                     raise to_error(reply)
-                yield to_chunk(reply)
+                yield to_chunk(reply, request.params)
                 if reply.finish_reason is not None:
                     return
         finally:

@@ -5,14 +5,32 @@ knows nothing of pages or batches; that a stop string ended a request it reports
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from minisgl.message import ErrorReply, Failure, StopFound, StreamStart, TextReply, TokenBatch
+from minisgl.message import (
+    ErrorReply,
+    Failure,
+    LogprobBatch,
+    PromptEcho,
+    StopFound,
+    StreamStart,
+    TextReply,
+    TokenBatch,
+    TokenLogprob,
+)
 from minisgl.request import FinishReason, SamplingParams
 from minisgl.tokenizer.incremental import TextDecoder
+from minisgl.tokenizer.logprobs import (
+    RawLogprob,
+    StepTokens,
+    describe_token,
+    echo,
+    tokens_by_request,
+)
 from minisgl.tokenizer.stop_strings import StopFinder
 
 if TYPE_CHECKING:
@@ -24,7 +42,10 @@ logger = logging.getLogger(__name__)
 class _Stream:
     """One running request."""
 
-    __slots__ = ("finder", "num_tokens", "params", "start", "tail", "text", "unsent_ids")
+    __slots__ = (
+        "finder", "num_tokens", "params", "prompt", "start", "tail", "text", "unsent_ids",
+        "unsent_logprobs",
+    )  # fmt: skip
 
     def __init__(self, start: StreamStart, decoder: TextDecoder) -> None:
         self.start = start
@@ -38,8 +59,12 @@ class _Stream:
         self.tail = start.prompt_tail
         self.num_tokens = 0
         self.unsent_ids: list[int] = []
+        self.unsent_logprobs: list[TokenLogprob] = []
+        self.prompt: PromptEcho | None = None
 
-    def push(self, token_ids: list[int], *, last_is_stop: bool) -> tuple[str, bool]:
+    def push(
+        self, token_ids: list[int], logprobs: Sequence[RawLogprob] = (), *, last_is_stop: bool
+    ) -> tuple[str, bool]:
         """Add tokens; return the text to send and whether a stop string ended it.
 
         With ``last_is_stop`` the last token is the stop token that ended the request: it counts,
@@ -50,7 +75,10 @@ class _Stream:
         for position, token_id in enumerate(token_ids, start=1):
             self.num_tokens += 1
             self.unsent_ids.append(token_id)
-            if silent and position == len(token_ids):
+            hidden = silent and position == len(token_ids)
+            if logprobs:
+                self._note_logprob(token_id, logprobs[position - 1], hidden=hidden)
+            if hidden:
                 break
             text = self.text.push(token_id)
             if self.finder is None:
@@ -61,6 +89,14 @@ class _Stream:
             if found:
                 return "".join(pieces), True
         return "".join(pieces), False
+
+    def _note_logprob(self, token_id: int, raw: RawLogprob, *, hidden: bool) -> None:
+        """Describe a token that comes next; one that is ``hidden`` adds no bytes to the text."""
+        described = describe_token(token_id, raw, self.text.describe)
+        if hidden:
+            chosen = msgspec.structs.replace(described.chosen, data=b"")
+            described = TokenLogprob(chosen, described.top)
+        self.unsent_logprobs.append(described)
 
     def _find_stop(self, finder: StopFinder, text: str) -> tuple[str, bool]:
         """Pass ``text`` through the finder, which may also look at whole text held back so far."""
@@ -79,15 +115,21 @@ class _Stream:
         held = self.finder.flush() if self.finder is not None else ""
         return held + self.text.finish()
 
-    def take_ids(self) -> list[int]:
-        """Return the tokens that no reply has carried yet."""
-        taken, self.unsent_ids = self.unsent_ids, []
-        return taken
-
-    def take_tail(self) -> str:
-        """Return the prompt's end, once: the first reply carries it."""
-        taken, self.tail = self.tail, ""
-        return taken
+    def reply(self, text: str) -> TextReply:
+        """Return a reply with ``text`` and all that no reply has carried yet."""
+        token_ids, self.unsent_ids = self.unsent_ids, []
+        logprobs, self.unsent_logprobs = self.unsent_logprobs, []
+        prompt, self.prompt = self.prompt, None
+        tail, self.tail = self.tail, ""
+        return TextReply(
+            self.start.uid,
+            text,
+            token_ids,
+            num_prompt_tokens=self.start.num_prompt_tokens,
+            logprobs=logprobs,
+            prompt=prompt,
+            prompt_tail=tail,
+        )
 
 
 class Detokenizer:
@@ -114,12 +156,11 @@ class Detokenizer:
         steps travel with the next one. A request that fails to decode gets an ``ErrorReply`` and
         a ``StopFound``; the others are not affected.
         """
-        for start in batch.started:
-            self._streams[start.uid] = _Stream(start, self._decoder)
+        self._open(batch)
         ends = {uid: index for index, uid in enumerate(batch.finished_uids)}
         replies: list[TextReply | ErrorReply] = []
         stops: list[StopFound] = []
-        for uid, token_ids in tokens_by_request(batch).items():
+        for uid, tokens in tokens_by_request(batch).items():
             stream = self._streams.get(uid)
             if stream is None:
                 continue
@@ -127,7 +168,7 @@ class Detokenizer:
             reason = None if end is None else batch.finish_reasons[end]
             reply: TextReply | ErrorReply | None
             try:
-                reply = self._advance(stream, token_ids, reason)
+                reply = self._advance(stream, tokens, reason)
             except Exception:
                 logger.exception("cannot decode the tokens of request %d", uid)
                 reply = ErrorReply(uid, "the tokens of this answer cannot be decoded", status=500)
@@ -146,21 +187,25 @@ class Detokenizer:
         )
         return replies, stops
 
+    def _open(self, batch: TokenBatch) -> None:
+        """Begin the streams of new requests, with their prompts if they want them back."""
+        logprobs = {prompt.uid: prompt.logprobs for prompt in batch.prompt_logprobs}
+        for start in batch.started:
+            stream = self._streams[start.uid] = _Stream(start, self._decoder)
+            if start.prompt_token_ids:
+                stream.prompt = self._echo(start, logprobs.get(start.uid))
+
+    def _echo(self, start: StreamStart, logprobs: LogprobBatch | None) -> PromptEcho:
+        token_ids = np.frombuffer(start.prompt_token_ids, dtype="<i4").tolist()
+        return echo(token_ids, logprobs, self._decoder)
+
     @staticmethod
-    def _advance(stream: _Stream, token_ids: list[int], reason: str | None) -> TextReply | None:
+    def _advance(stream: _Stream, tokens: StepTokens, reason: str | None) -> TextReply | None:
         """Add one step's tokens; return what to send, which is the last reply at a stop string."""
-        text, found = stream.push(token_ids, last_is_stop=reason == FinishReason.STOP)
+        text, found = stream.push(*tokens, last_is_stop=reason == FinishReason.STOP)
         if found:
             return _last_reply(stream, text, FinishReason.STOP, stream.start.num_cached_tokens)
-        if not text:
-            return None
-        return TextReply(
-            stream.start.uid,
-            text,
-            stream.take_ids(),
-            num_prompt_tokens=stream.start.num_prompt_tokens,
-            prompt_tail=stream.take_tail(),
-        )
+        return stream.reply(text) if text else None
 
     def _finish(self, uid: int, index: int, batch: TokenBatch) -> TextReply | ErrorReply | None:
         """Return the terminal event of a request that the scheduler has finished, if it is due."""
@@ -179,15 +224,11 @@ class Detokenizer:
 
 def _last_reply(stream: _Stream, text: str, reason: str, num_cached_tokens: int) -> TextReply:
     """Return the terminal reply, with the totals."""
-    return TextReply(
-        stream.start.uid,
-        text,
-        stream.take_ids(),
+    return msgspec.structs.replace(
+        stream.reply(text),
         finish_reason=str(reason),
-        num_prompt_tokens=stream.start.num_prompt_tokens,
         num_completion_tokens=stream.num_tokens,
         num_cached_tokens=num_cached_tokens,
-        prompt_tail=stream.take_tail(),
         stop_string=None if stream.finder is None else stream.finder.found,
     )
 
@@ -205,13 +246,3 @@ def error_of(batch: TokenBatch, index: int) -> ErrorReply | None:
         param=failure.param,
         code=failure.code,
     )
-
-
-def tokens_by_request(batch: TokenBatch) -> Mapping[int, list[int]]:
-    """Return each request's tokens of this step, in the batch's order."""
-    uids = np.frombuffer(batch.uids, dtype="<i8").tolist()
-    token_ids = np.frombuffer(batch.token_ids, dtype="<i4").tolist()
-    by_request: dict[int, list[int]] = {}
-    for uid, token_id in zip(uids, token_ids, strict=True):
-        by_request.setdefault(uid, []).append(token_id)
-    return by_request

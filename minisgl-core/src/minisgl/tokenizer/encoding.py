@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from minisgl.errors import RequestError
-from minisgl.request import SamplingParams
+from minisgl.request import MAX_BAD_SEQUENCES, MAX_BAD_TOKENS, SamplingParams, shortened
 from minisgl.tokenizer.chat import ChatOptions, ChatTemplate, RenderedChat
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class PromptEncoder:
         A word is forbidden as it is and behind a space: tokenizers have other tokens for the two.
 
         Raises:
-            RequestError: a word has no tokens.
+            RequestError: a word has no tokens or too many, or there are too many words.
         """
         if not params.bad_words:
             return params
@@ -131,8 +131,20 @@ class PromptEncoder:
                         f"bad_words must hold words, got {word!r}, which has no tokens",
                         param="bad_words",
                     )
+                if len(ids) > MAX_BAD_TOKENS:
+                    raise RequestError(
+                        f"bad_words must have at most {MAX_BAD_TOKENS} tokens each; "
+                        f"{shortened(word)} has {len(ids)}",
+                        param="bad_words",
+                    )
                 if not any(ids[-len(bad) :] == bad for bad in found):
                     found.append(ids)
+        if len(found) > MAX_BAD_SEQUENCES:
+            raise RequestError(
+                f"bad_words and bad_token_ids make {len(found)} sequences of tokens together; at "
+                f"most {MAX_BAD_SEQUENCES} are possible",
+                param="bad_words",
+            )
         return msgspec.structs.replace(params, bad_token_ids=tuple(found))
 
     def _encode_text(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:

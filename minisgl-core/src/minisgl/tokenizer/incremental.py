@@ -42,6 +42,9 @@ class TextStream(Protocol):
     def finish(self) -> str:
         """Return what was held back; an incomplete character becomes U+FFFD."""
 
+    def describe(self, token_id: int) -> tuple[str, bytes]:
+        """Return a token's own text, and the bytes that it would add if it came next."""
+
 
 class TextDecoder:
     """Makes text streams for one tokenizer; what is known about its tokens is kept here."""
@@ -55,6 +58,7 @@ class TextDecoder:
         )
         self._byte_of_character = _byte_of_character() if self._token_bytes is not None else {}
         self._kinds: dict[int, TokenKind] = {}
+        self._piece_bytes: dict[int, bytes] = {}
 
     def stream(self, *, skip_special_tokens: bool) -> TextStream:
         """Return an empty stream that leaves special tokens out, or not."""
@@ -93,6 +97,29 @@ class TextDecoder:
             else:
                 found = TokenKind.BYTE if _BYTE_FALLBACK.fullmatch(token) else TokenKind.TEXT
             self._kinds[token_id] = found
+        return found
+
+    def spelling(self, token_id: int) -> str:
+        """Return the text of a token alone, special ones included; empty if there is none."""
+        return "" if self._token(token_id) is None else self.decode([token_id])
+
+    def piece_bytes(self, token_id: int, before: int | None) -> bytes:
+        """Return what a token of a decoder that looks at neighbours adds to a text.
+
+        Args:
+            token_id: the token.
+            before: the one before it in the text; ``None`` at the text's begin.
+        """
+        if self.kind(token_id) is TokenKind.MISSING:
+            return b""
+        if self.kind(token_id) is TokenKind.BYTE:
+            return bytes([int(str(self._token(token_id))[3:5], 16)])
+        if before is None:
+            return self.decode([token_id]).encode()
+        found = self._piece_bytes.get(token_id)
+        if found is None:
+            text = self.decode([before, token_id])[len(self.decode([before])) :]
+            found = self._piece_bytes[token_id] = text.encode()
         return found
 
     def decode(self, token_ids: list[int]) -> str:
@@ -135,6 +162,12 @@ class _ByteLevelStream:
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
 
+    def describe(self, token_id: int) -> tuple[str, bytes]:
+        if self._skip and self._decoder.is_special(token_id):
+            return self._decoder.spelling(token_id), b""
+        data = self._decoder.token_bytes(token_id)
+        return data.decode(errors="replace"), data
+
 
 class _WindowStream:
     """Decodes a window that begins at the last visible piece but one.
@@ -149,13 +182,14 @@ class _WindowStream:
     another token ends it: one bad byte changes the text of the whole run.
     """
 
-    __slots__ = ("_decoder", "_num_context", "_skip", "_window")
+    __slots__ = ("_before", "_decoder", "_num_context", "_skip", "_window")
 
     def __init__(self, decoder: TextDecoder, skip_special_tokens: bool) -> None:
         self._decoder = decoder
         self._skip = skip_special_tokens
         self._window: list[int] = []
         self._num_context = 0
+        self._before: int | None = None
 
     def push(self, token_id: int) -> str:
         if self._skip and self._decoder.is_special(token_id):
@@ -164,6 +198,7 @@ class _WindowStream:
         if kind is TokenKind.MISSING:
             return ""
         self._window.append(token_id)
+        self._before = token_id
         if kind is TokenKind.BYTE:
             return ""
         text = self._new_text()
@@ -184,6 +219,12 @@ class _WindowStream:
         self._window.clear()
         self._num_context = 0
         return text
+
+    def describe(self, token_id: int) -> tuple[str, bytes]:
+        if self._skip and self._decoder.is_special(token_id):
+            return self._decoder.spelling(token_id), b""
+        data = self._decoder.piece_bytes(token_id, self._before)
+        return data.decode(errors="replace"), data
 
     def _new_text(self) -> str:
         text = self._decoder.decode(self._window)

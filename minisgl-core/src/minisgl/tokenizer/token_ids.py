@@ -6,11 +6,21 @@ The two classes have the methods of ``PromptEncoder`` and ``Detokenizer`` that a
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+import numpy as np
+
 from minisgl.errors import RequestError
-from minisgl.message import ErrorReply, StopFound, TextReply, TokenBatch
+from minisgl.message import ErrorReply, PromptEcho, StopFound, TextReply, TokenBatch
 from minisgl.request import SamplingParams
-from minisgl.tokenizer.detokenizer import error_of, tokens_by_request
+from minisgl.tokenizer.detokenizer import error_of
 from minisgl.tokenizer.encoding import check_token_ids
+from minisgl.tokenizer.logprobs import (
+    StepTokens,
+    describe_token,
+    echo,
+    tokens_by_request,
+    without_text,
+)
 
 NO_TOKENIZER: Final = "there is no tokenizer (model.skip_tokenizer_init=True)"
 
@@ -57,6 +67,7 @@ class TokenIdStreams:
     def __init__(self) -> None:
         self._num_prompt: dict[int, int] = {}
         self._num_tokens: dict[int, int] = {}
+        self._prompts: dict[int, PromptEcho] = {}
 
     @property
     def num_open(self) -> int:
@@ -66,32 +77,43 @@ class TokenIdStreams:
     def process(self, batch: TokenBatch) -> tuple[list[TextReply | ErrorReply], list[StopFound]]:
         """Return the replies of one step; nothing here ever stops a request."""
         num_tokens = self._num_tokens
+        prompt_logprobs = {prompt.uid: prompt.logprobs for prompt in batch.prompt_logprobs}
         for start in batch.started:
             self._num_prompt[start.uid] = start.num_prompt_tokens
             num_tokens[start.uid] = 0
+            if start.prompt_token_ids:
+                prompt = np.frombuffer(start.prompt_token_ids, dtype="<i4").tolist()
+                self._prompts[start.uid] = echo(prompt, prompt_logprobs.get(start.uid), None)
         new = tokens_by_request(batch)
-        for uid, token_ids in new.items():
-            num_tokens[uid] += len(token_ids)
+        for uid, tokens in new.items():
+            num_tokens[uid] += len(tokens.token_ids)
         ends = set(batch.finished_uids)
         replies: list[TextReply | ErrorReply] = [
-            TextReply(uid, "", token_ids) for uid, token_ids in new.items() if uid not in ends
+            self._reply(uid, tokens) for uid, tokens in new.items() if uid not in ends
         ]
         replies += [
-            self._last_reply(batch, index, new.get(uid, []))
+            self._last_reply(batch, index, new.get(uid, StepTokens([], [])))
             for index, uid in enumerate(batch.finished_uids)
         ]
         return replies, []
 
+    def _reply(self, uid: int, tokens: StepTokens) -> TextReply:
+        logprobs = [
+            describe_token(token_id, raw, without_text)
+            for token_id, raw in zip(tokens.token_ids, tokens.logprobs, strict=False)
+        ]
+        prompt = self._prompts.pop(uid, None)
+        return TextReply(uid, "", tokens.token_ids, logprobs=logprobs, prompt=prompt)
+
     def _last_reply(
-        self, batch: TokenBatch, index: int, token_ids: list[int]
+        self, batch: TokenBatch, index: int, tokens: StepTokens
     ) -> TextReply | ErrorReply:
         """Return the terminal event of a request, with the totals."""
         uid = batch.finished_uids[index]
         num_prompt, num_tokens = self._num_prompt.pop(uid, 0), self._num_tokens.pop(uid, 0)
-        return error_of(batch, index) or TextReply(
-            uid,
-            "",
-            token_ids,
+        reply = self._reply(uid, tokens)
+        return error_of(batch, index) or msgspec.structs.replace(
+            reply,
             finish_reason=batch.finish_reasons[index],
             num_prompt_tokens=num_prompt,
             num_completion_tokens=num_tokens,
