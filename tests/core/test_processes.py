@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from minisgl.message import BackendMessage, Shutdown
-from minisgl.processes import collector_at_rest, no_full_collections
+from minisgl.processes import collector_at_rest, freeze_startup, no_full_collections
 from support.scheduling import Harness
 
 
@@ -73,3 +73,14 @@ def test_an_idle_scheduler_frees_what_the_loop_did_not(monkeypatch: pytest.Monke
         scheduler.run()
         assert scheduler.num_processed_steps > 1000
         assert gone() is None
+
+
+def test_what_exists_at_the_start_is_never_visited_again():
+    gc.unfreeze()
+    before, young = gc.get_freeze_count(), [[]]
+    freeze_startup()
+    try:
+        assert gc.get_freeze_count() > before + 1000
+        assert not any(known is young for known in gc.get_objects())
+    finally:
+        gc.unfreeze()

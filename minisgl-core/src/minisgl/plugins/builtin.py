@@ -6,6 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minisgl.parsing import families
+from minisgl.parsing.tools_json import HermesCalls, Llama3Calls, MistralCalls
+from minisgl.parsing.tools_pythonic import PythonicCalls
+from minisgl.parsing.tools_xml import Qwen3CoderCalls
 from minisgl.plugins.hookspecs import hookimpl
 from minisgl.plugins.records import (
     AttentionBackendRecord,
@@ -16,7 +20,9 @@ from minisgl.plugins.records import (
     NoSettings,
     OpRecord,
     PrefixCacheRecord,
+    ReasoningParserRecord,
     Supported,
+    ToolParserRecord,
     Unsupported,
 )
 
@@ -217,6 +223,72 @@ def minisgl_prefix_caches() -> Iterable[PrefixCacheRecord[Any]]:
             summary="Shares nothing",
             settings_type=NoSettings,
             create=_create_naive,
+        ),
+    ]
+
+
+@hookimpl
+def minisgl_tool_parsers() -> Iterable[ToolParserRecord]:
+    """Offer the parsers of the common families of models."""
+    return [
+        ToolParserRecord(
+            name="hermes",
+            summary="<tool_call> with JSON: Hermes, Qwen 2.5 and 3",
+            create=HermesCalls,
+            rank_for=families.hermes_rank,
+        ),
+        ToolParserRecord(
+            name="llama3_json",
+            summary="JSON with name and parameters: Llama 3",
+            create=Llama3Calls,
+            rank_for=families.llama3_json_rank,
+            shows_special_tokens=True,
+        ),
+        ToolParserRecord(
+            name="mistral",
+            summary="[TOOL_CALLS] with JSON: Mistral",
+            create=MistralCalls,
+            rank_for=families.mistral_rank,
+            shows_special_tokens=True,
+        ),
+        ToolParserRecord(
+            name="pythonic",
+            summary="A list of calls as in Python: Llama 3.2 and 4",
+            create=PythonicCalls,
+            rank_for=families.pythonic_rank,
+            shows_special_tokens=True,
+        ),
+        ToolParserRecord(
+            name="qwen3_coder",
+            summary="Tags for function and parameters: Qwen3-Coder",
+            create=Qwen3CoderCalls,
+            rank_for=families.qwen3_coder_rank,
+        ),
+    ]
+
+
+@hookimpl
+def minisgl_reasoning_parsers() -> Iterable[ReasoningParserRecord]:
+    """Offer the parsers of reasoning between tags."""
+    return [
+        ReasoningParserRecord(
+            name="qwen3",
+            summary="<think>...</think>, opened by the answer or the prompt",
+            create=families.think,
+            rank_for=families.qwen3_rank,
+        ),
+        ReasoningParserRecord(
+            name="deepseek_r1",
+            summary="...</think>: the answer begins with reasoning, tag or not",
+            create=families.implied_think,
+            rank_for=families.deepseek_r1_rank,
+        ),
+        ReasoningParserRecord(
+            name="mistral",
+            summary="[THINK]...[/THINK]",
+            create=families.mistral_think,
+            rank_for=families.mistral_reasoning_rank,
+            shows_special_tokens=True,
         ),
     ]
 

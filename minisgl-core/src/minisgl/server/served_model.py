@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minisgl.errors import RequestError
+from minisgl.plugins.parsers import AnswerParsers
 
 
 @dataclass(slots=True)
@@ -15,12 +16,14 @@ class ServedModel:
         name: what ``/v1/models`` lists and requests may name.
         max_seq_len: most tokens of one sequence; known once the model is loaded.
         max_chars_per_token: most characters that one token stands for; likewise.
+        parsers: of its text; known once the tokenizer is loaded.
         created: Unix time of the start, in seconds.
     """
 
     name: str
     max_seq_len: int | None = None
     max_chars_per_token: int | None = None
+    parsers: AnswerParsers = field(default_factory=AnswerParsers)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def card(self) -> dict[str, Any]:

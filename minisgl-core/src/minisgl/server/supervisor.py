@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+import uvloop
 import zmq
 import zmq.asyncio
 
@@ -31,7 +32,8 @@ from minisgl.message import (
 )
 from minisgl.message.sockets import Addresses, AsyncPullSocket, PushSocket, private_addresses
 from minisgl.plugins.host import PluginHost, load_plugins
-from minisgl.processes import HANDLED_SIGNALS
+from minisgl.plugins.parsers import check_parsers, select_parsers
+from minisgl.processes import HANDLED_SIGNALS, freeze_startup
 from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
 from minisgl.server.greeting import greeting
@@ -92,6 +94,7 @@ def serve(
     bound = bind_socket(settings.server.host, settings.server.port)
     with contextlib.closing(bound), _signals_unblocked_at_the_end():
         host = load_plugins(settings.plugins.disabled, settings.plugins.strict)
+        check_parsers(host, settings)
         resolved = _with_local_paths(settings, host)
         name = settings.model.served_name or settings.model.path
         with private_addresses() as addresses:
@@ -105,7 +108,8 @@ def serve(
                 limits=limits or SilenceLimits(),
             )
             try:
-                return asyncio.run(server.run(announce))
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    return runner.run(server.run(announce))
             except asyncio.CancelledError:
                 return 128 + server.last_signal
 
@@ -190,7 +194,9 @@ class _Server:
                     return 0
                 self._model.max_seq_len = infos["scheduler"].get("max_seq_len")
                 self._model.max_chars_per_token = infos["tokenizer"].get("max_chars_per_token")
-                can_chat = bool(infos["tokenizer"].get("chat_template", True))
+                template = str(infos["tokenizer"].get("chat_template", ""))
+                self._model.parsers = select_parsers(self._host, self._settings, template)
+                can_chat = bool(template)
                 return await self._serve(pool, http, announce, can_chat=can_chat)
             finally:
                 # From here on it is quick, and nothing may cut it short: files would stay.
@@ -283,6 +289,7 @@ class _Server:
         host, port = self._settings.server.host, self._bound.getsockname()[1]
         listen(self._bound, host, port)
         running = asyncio.create_task(http.serve(sockets=[self._bound]))
+        freeze_startup()
         announce(
             greeting(
                 host,

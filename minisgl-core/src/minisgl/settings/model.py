@@ -216,6 +216,18 @@ class ServerSettings(Section):
         min_length=1,
         description="Key that requests must carry as a bearer token; by default, none.",
     )
+    tool_call_parser: str = Field(
+        "auto",
+        min_length=1,
+        description="Parser of the model's tool calls: a name, none, or auto, which goes by the"
+        " chat template.",
+    )
+    reasoning_parser: str = Field(
+        "auto",
+        min_length=1,
+        description="Parser of the model's reasoning: a name, none, or auto, which goes by the chat"
+        " template.",
+    )
     drain_timeout: float = Field(
         20.0, ge=0, description="Seconds that running requests get when the server stops."
     )

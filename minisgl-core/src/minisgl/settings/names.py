@@ -109,6 +109,8 @@ FLAT_NAMES: tuple[FlatName, ...] = (
     FlatName(name="host", setting="server.host"),
     FlatName(name="port", setting="server.port"),
     FlatName(name="api-key", setting="server.api_key"),
+    FlatName(name="tool-call-parser", setting="server.tool_call_parser"),
+    FlatName(name="reasoning-parser", setting="server.reasoning_parser"),
     FlatName(name="disable-plugin", setting="plugins.disabled", repeated=True),
     FlatName(name="log-level", setting="log.level"),
 )

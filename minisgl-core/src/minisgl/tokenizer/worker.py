@@ -31,6 +31,7 @@ from minisgl.message import (
 )
 from minisgl.message.sockets import Addresses, PullSocket, PushSocket
 from minisgl.message.status import StatusSender
+from minisgl.processes import freeze_startup
 from minisgl.settings import Settings
 from minisgl.tokenizer.chat import ChatOptions
 from minisgl.tokenizer.detokenizer import Detokenizer
@@ -70,6 +71,7 @@ def serve_tokenizer(
     """Tokenise requests until ``Shutdown``."""
     encoder = PromptEncoder(tokenizer)
     with _Wires(addresses, addresses.tokenizer, TokenizerMessage) as wires:
+        freeze_startup()
         status.ready(
             {
                 "chat_template": encoder.chat.source,
@@ -93,6 +95,7 @@ def serve_detokenizer(
     """Turn steps of tokens into text until ``Shutdown``."""
     detokenizer = Detokenizer(tokenizer)
     with _Wires(addresses, addresses.detokenizer, DetokenizerMessage) as wires:
+        freeze_startup()
         status.ready()
         while True:
             for message in wires.inbox.receive(None):

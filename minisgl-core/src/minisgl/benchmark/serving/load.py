@@ -242,11 +242,11 @@ def request_body(
     prompt: str | list[int],
     output_len: int,
     *,
-    model: str,
+    model: str | None,
     chat: bool,
     extra: Mapping[str, Any],
 ) -> bytes:
-    """Return the JSON body of one streamed request; ``None`` in ``extra`` takes a field out."""
+    """Return the JSON body of one streamed request; a field that is ``None`` is left out."""
     asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     fields = {
         "model": model,

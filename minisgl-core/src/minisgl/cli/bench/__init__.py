@@ -8,6 +8,7 @@ from minisgl.settings import ResolvedSettings
 BENCHMARKS = {
     "offline": "minisgl.cli.bench.offline",
     "serve": "minisgl.cli.bench.serve",
+    "frontend": "minisgl.cli.bench.frontend",
     "kernels": "minisgl.cli.bench.kernels",
     "host": "minisgl.cli.bench.host",
     "trace": "minisgl.cli.bench.trace",

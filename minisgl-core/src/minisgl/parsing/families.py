@@ -1,0 +1,61 @@
+"""Core's own parsers, and how a chat template shows which one its model needs."""
+
+from minisgl.parsing.interface import ParserContext, TextParser
+from minisgl.parsing.reasoning import TaggedReasoning
+
+
+def hermes_rank(template: str) -> int:
+    """Of ``hermes``: the template asks for ``<tool_call>`` with JSON."""
+    return 10 if "<tool_call>" in template and "<function=" not in template else 0
+
+
+def qwen3_coder_rank(template: str) -> int:
+    """Of ``qwen3_coder``: the template asks for tags within tags."""
+    return 20 if "<function=" in template and "<parameter=" in template else 0
+
+
+def llama3_json_rank(template: str) -> int:
+    """Of ``llama3_json``: the template writes Llama 3's headers and speaks of parameters."""
+    is_llama3 = "<|start_header_id|>" in template and "parameters" in template
+    return 10 if is_llama3 and "tools" in template else 0
+
+
+def pythonic_rank(template: str) -> int:
+    """Of ``pythonic``: the template shows calls as Python writes them."""
+    shows = "<|python_start|>" in template or "func_name1(" in template
+    return 20 if shows and "tools" in template else 0
+
+
+def mistral_rank(template: str) -> int:
+    """Of ``mistral``: the template writes Mistral's mark."""
+    return 10 if "[TOOL_CALLS]" in template else 0
+
+
+def deepseek_r1_rank(template: str) -> int:
+    """Of ``deepseek_r1``: DeepSeek's template, which may leave the opening tag to nobody."""
+    return 20 if "</think>" in template and "<\uff5cAssistant\uff5c>" in template else 0
+
+
+def qwen3_rank(template: str) -> int:
+    """Of ``qwen3``: the template knows the tags."""
+    return 10 if "</think>" in template else 0
+
+
+def mistral_reasoning_rank(template: str) -> int:
+    """Of Mistral's reasoning: the template knows its tags."""
+    return 10 if "[/THINK]" in template else 0
+
+
+def think(context: ParserContext) -> TextParser:
+    """Read ``<think>...</think>`` where the answer or the prompt opens it."""
+    return TaggedReasoning(context, begin="<think>", end="</think>")
+
+
+def implied_think(context: ParserContext) -> TextParser:
+    """Read ``</think>`` as the end of reasoning that began with the answer."""
+    return TaggedReasoning(context, begin="<think>", end="</think>", implied=True)
+
+
+def mistral_think(context: ParserContext) -> TextParser:
+    """Read ``[THINK]...[/THINK]``."""
+    return TaggedReasoning(context, begin="[THINK]", end="[/THINK]")

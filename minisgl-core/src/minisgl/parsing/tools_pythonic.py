@@ -1,0 +1,139 @@
+"""Tool calls that Llama 3.2 and 4 write as Python: ``[weather(city="Zürich"), time()]``."""
+
+import ast
+import json
+import re
+from typing import Any, Final
+
+from minisgl.parsing.json_text import MAX_DEPTH
+from minisgl.parsing.pulled import PulledParser, Steps
+
+_NAME: Final = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(")
+_NAME_BEGINS: Final = re.compile(r"\s*(?:[A-Za-z_][\w.]*\s*)?")
+_MAX_NAME: Final = 300
+_WORDS: Final = {"true": True, "false": False, "null": None}
+"""JSON's words, which models mix in."""
+_CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
+
+
+class PythonicCalls(PulledParser):
+    """A list of calls with literal keyword arguments, and nothing before it.
+
+    ``<|python_start|>`` and ``<|python_end|>`` may stand around it. A call comes when it is
+    complete. Calls of what is none of the request's tools are content.
+    """
+
+    BEGIN: Final = "<|python_start|>"
+    END: Final = "<|python_end|>"
+
+    def _read(self) -> Steps[None]:
+        raw = yield from self._skip(self.BEGIN)
+        if bracket := (yield from self._skip("[")):
+            raw += bracket
+            while (yield from self._python_call(raw)):
+                if not (raw := (yield from self._skip(","))):
+                    yield from self._skip("]")
+                    yield from self._skip(self.END)
+                    break
+        elif raw:
+            self._say(raw)
+        yield from self._content_until()
+
+    def _python_call(self, raw: str) -> Steps[bool]:
+        """Read a call; return whether it was one. What is none is content, with ``raw``."""
+        end = yield from self._end_of_call()
+        call = None if end is None else read_call(self._text[:end])
+        if call is None or call[0] not in self._names:
+            self._say(raw)
+            return False
+        self._text = self._text[end:]
+        name, arguments = call
+        self._arguments(self._begin_call(name), [json.dumps(arguments, ensure_ascii=False)])
+        return True
+
+    def _end_of_call(self) -> Steps[int | None]:
+        """Wait for the parenthesis that ends a call, and return the place behind it."""
+        while (name := _NAME.match(self._text, 0, _MAX_NAME)) is None:
+            begins = _NAME_BEGINS.match(self._text, 0, _MAX_NAME)
+            may_begin = begins is not None and begins.end() == len(self._text)
+            if not may_begin or not (yield from self._more()):
+                return None
+        brackets, seen = _Brackets(), name.end()
+        while True:
+            for at in range(seen, len(self._text)):
+                if not brackets.feed(self._text[at]):
+                    return None
+                if not brackets.open:
+                    return at + 1
+            seen = len(self._text)
+            if not (yield from self._more()):
+                return None
+
+
+class _Brackets:
+    """Follows brackets and strings of Python, from within one parenthesis."""
+
+    def __init__(self) -> None:
+        self.open = [")"]
+        self._quote = ""
+        self._is_escaped = False
+
+    def feed(self, character: str) -> bool:
+        """Read a character; return whether the brackets still match."""
+        if self._quote:
+            if self._is_escaped or character == "\\":
+                self._is_escaped = not self._is_escaped
+            elif character == self._quote:
+                self._quote = ""
+        elif character in "\"'":
+            self._quote = character
+        elif character in _CLOSING:
+            self.open.append(_CLOSING[character])
+            return len(self.open) <= MAX_DEPTH
+        elif character in ")]}":
+            return self.open.pop() == character
+        return True
+
+
+def read_call(text: str) -> tuple[str, dict[str, Any]] | None:
+    """Return name and arguments of a call with literal keyword arguments, if it is one."""
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        arguments = {}
+        for keyword in call.keywords:
+            if keyword.arg is None or keyword.arg in arguments:
+                return None
+            arguments[keyword.arg] = _literal(keyword.value)
+        name = ast.unparse(call.func)
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError):
+        return None
+    return name, arguments
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return the JSON value that an expression writes.
+
+    Raises:
+        ValueError: it writes none.
+    """
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.Name(id=word) if word in _WORDS:
+            return _WORDS[word]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_literal(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            if not all(isinstance(k, ast.Constant) and isinstance(k.value, str) for k in keys):
+                raise ValueError("keys of objects are strings")
+            return {
+                ast.literal_eval(key): _literal(value)
+                for key, value in zip(keys, values, strict=True)
+                if key is not None
+            }
+    raise ValueError(f"{type(node).__name__} is no JSON value")
