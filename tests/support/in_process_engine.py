@@ -13,7 +13,6 @@ from minisgl.message import (
     DetokenizeOnly,
     ErrorReply,
     FrontendMessage,
-    GenerateRequest,
     ReplyBatch,
     TextReply,
     TokenizeOnly,
@@ -28,7 +27,6 @@ from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
 from minisgl.tokenizer.worker import answer
 from support.fake_scheduler import MAX_SEQ_LEN, EchoScheduler
-from support.made_up_logprobs import MadeUpLogprobs
 from support.text_tokenizers import byte_level
 
 MODEL = "org/fake-model"
@@ -58,7 +56,6 @@ class InProcessEngine:
         tokenizer = byte_level()
         self.encoder = PromptEncoder(tokenizer)
         self.detokenizer = Detokenizer(tokenizer)
-        self.logprobs = MadeUpLogprobs(tokenizer)
         self.scheduler = EchoScheduler(self.transport, {})
         self._errors: list[ErrorReply | TokensReply] = []
 
@@ -73,8 +70,6 @@ class InProcessEngine:
         if isinstance(message, ErrorReply | TokensReply):
             self._errors.append(message)
         else:
-            if isinstance(message, GenerateRequest):
-                self.logprobs.note(message)
             self.transport.inbox.append(message)
 
     async def receive(self) -> list[FrontendMessage]:
@@ -95,8 +90,7 @@ class InProcessEngine:
         for batch in self.transport.outbox:
             replies, stops = self.detokenizer.process(batch)
             self.transport.inbox.extend(stops)
-            texts = [self.logprobs.add(r) for r in replies if isinstance(r, TextReply)]
-            found.append(ReplyBatch(texts))
+            found.append(ReplyBatch([r for r in replies if isinstance(r, TextReply)]))
             found += [r for r in replies if isinstance(r, ErrorReply)]
         self.transport.outbox.clear()
         return found
