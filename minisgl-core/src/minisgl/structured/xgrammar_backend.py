@@ -218,3 +218,4 @@ class _Helper:
             for future in jobs.values():
                 future.set_exception(RuntimeError("the helper that compiles grammars has ended"))
             self._end.close()
+            self.stop()
