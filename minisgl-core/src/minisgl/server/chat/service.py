@@ -2,11 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import Request
 
+from minisgl.errors import RequestError
 from minisgl.message import TokenizeOnly
+from minisgl.parsing.answer import AnswerParser
+from minisgl.parsing.tool_choice import ToolPlan
+from minisgl.request import SamplingParams
 from minisgl.server.chat.reading import ChoiceReader
 from minisgl.server.client import EngineClient
 from minisgl.server.fields import RequestParser
@@ -52,15 +58,32 @@ class ChatService:
         """
         asked.check_together()
         self._check_lengths(asked)
-        params = asked.sampling_params()
+        parsers = self.model.parsers
+        plan = asked.tool_plan()
+        parsers.check(plan)
+        params = _with_plan(asked.sampling_params(), plan, shows=parsers.special_tokens(plan))
         generation = self.client.generate(
             [asked.messages],
             [choice_params(params, number) for number in range(asked.n)],
             priority=asked.priority,
             cache_salt=asked.cache_salt,
-            options=asked.template_options(),
+            options={
+                **asked.template_options(),
+                "tools": plan.template_tools,
+                "return_prompt_tail": parsers.needs_prompt_tail,
+            },
         )
-        return StartedChat(generation, ChoiceReader)
+        constrained = params.grammar is not None
+        reasons = parsers.reasoning is not None and not constrained
+        if plan.mode == "none" and not reasons:
+            return StartedChat(generation, ChoiceReader)
+
+        def create(prompt_tail: str) -> AnswerParser:
+            return parsers.create(plan, prompt_tail=prompt_tail, constrained=constrained)
+
+        return StartedChat(
+            generation, partial(ChoiceReader, create, shows_reasoning=asked.include_reasoning)
+        )
 
     async def count_tokens(self, request: Request, asked: ChatRequest) -> int:
         """Return the number of tokens of a chat's prompt.
@@ -71,6 +94,7 @@ class ChatService:
         """
         self._check_lengths(asked)
         options: dict[str, Any] = asked.template_options()
+        options["tools"] = asked.tool_plan().template_tools
 
         def ask(uid: int) -> TokenizeOnly:
             return TokenizeOnly(uid, asked.messages, **options)
@@ -81,3 +105,22 @@ class ChatService:
     def _check_lengths(self, asked: ChatRequest) -> None:
         for text in asked.texts():
             self.model.check_length(text, "messages")
+
+
+def _with_plan(params: SamplingParams, plan: ToolPlan, *, shows: bool) -> SamplingParams:
+    """Return parameters that make the model call tools as it must, so that the call can be read.
+
+    Raises:
+        RequestError: the text must already look like something else.
+    """
+    grammar = plan.grammar()
+    if grammar is None:
+        grammar = params.grammar
+    elif params.grammar is not None:
+        raise RequestError(
+            f"tool_choice demands a call, and response_format another text ({params.grammar.kind}); "
+            "send one of them",
+            param="tool_choice",
+        )
+    skips = params.skip_special_tokens and not shows
+    return msgspec.structs.replace(params, grammar=grammar, skip_special_tokens=skips)
