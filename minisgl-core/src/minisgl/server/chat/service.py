@@ -118,7 +118,7 @@ def _with_plan(params: SamplingParams, plan: ToolPlan, *, shows: bool) -> Sampli
         grammar = params.grammar
     elif params.grammar is not None:
         raise RequestError(
-            f"tool_choice demands a call, and response_format another text ({params.grammar.kind}); "
+            f"tool_choice demands a call, and another field {params.grammar.kind}; "
             "send one of them",
             param="tool_choice",
         )
