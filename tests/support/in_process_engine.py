@@ -19,13 +19,14 @@ from minisgl.message import (
     TokenizeRequest,
     TokensReply,
 )
+from minisgl.plugins.parsers import AnswerParsers
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
 from minisgl.server.served_model import ServedModel
+from minisgl.tokenizer.answers import answer
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
-from minisgl.tokenizer.worker import answer
 from support.fake_scheduler import MAX_SEQ_LEN, EchoScheduler
 from support.text_tokenizers import byte_level
 
@@ -51,9 +52,12 @@ class InProcessEngine:
     aborted: list[int] = field(default_factory=list)
     requests: list[TokenizeRequest] = field(default_factory=list)
     paused: bool = False
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         tokenizer = byte_level()
+        if self.chat_template is not None:
+            tokenizer.chat_template = self.chat_template
         self.encoder = PromptEncoder(tokenizer)
         self.detokenizer = Detokenizer(tokenizer)
         self.scheduler = EchoScheduler(self.transport, {})
@@ -107,11 +111,18 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(*, pings: bool = True, **options: Any) -> AsyncIterator[Served]:
+async def served(
+    *,
+    pings: bool = True,
+    chat_template: str | None = None,
+    parsers: AnswerParsers | None = None,
+    **options: Any,
+) -> AsyncIterator[Served]:
     """Yield a running application; checks at the end that no request was forgotten."""
-    engine = InProcessEngine()
+    engine = InProcessEngine(chat_template=chat_template)
     client = EngineClient(tokenizer=engine, scheduler=engine, replies=engine)
     model = ServedModel(MODEL, MAX_SEQ_LEN, max_chars_per_token(byte_level()))
+    model.parsers = parsers or AnswerParsers()
     app = create_app(client, model, **options)
     tasks = [asyncio.create_task(client.listen())]
     if pings:

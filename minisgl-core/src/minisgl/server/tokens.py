@@ -9,6 +9,7 @@ from pydantic import Field
 
 from minisgl.errors import RequestError
 from minisgl.message import DetokenizeOnly, TokenizeOnly
+from minisgl.parsing.tool_choice import plan_tools
 from minisgl.request import MAX_WHOLE
 from minisgl.server.client import EngineClient
 from minisgl.server.fields import NotOffered, RequestModel, RequestParser
@@ -64,7 +65,7 @@ class TokenizeBody(RequestModel):
             template_kwargs=self.chat_template_kwargs or {},
             add_generation_prompt=generation_prompt(self),
             continue_final_message=self.continue_final_message,
-            tools=self.tools or [],
+            tools=plan_tools(self.tools).template_tools,
         )
 
     def texts(self) -> Iterator[tuple[str, str]]:

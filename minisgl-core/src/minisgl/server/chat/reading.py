@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from minisgl.message import TextReply
+from minisgl.parsing.answer import AnswerParser
 from minisgl.parsing.interface import (
     ContentText,
     ParserEvent,
@@ -16,18 +17,6 @@ from minisgl.request import FinishReason
 
 TOOL_CALLS: Final = "tool_calls"
 """Finish reason of an answer that ended by itself and calls tools."""
-
-
-class AnswerParser(Protocol):
-    """Reads the text of one answer."""
-
-    num_tool_calls: int
-
-    def feed(self, text: str) -> list[ParserEvent]:
-        """Read the next piece; return what is certain by now."""
-
-    def finish(self) -> list[ParserEvent]:
-        """Return what was held back: nothing follows."""
 
 
 CreateParser = Callable[[str], AnswerParser]

@@ -1,12 +1,18 @@
 """How a chat is asked of the engine, whatever protocol it came in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import Request
 
+from minisgl.errors import RequestError
 from minisgl.message import TokenizeOnly
+from minisgl.parsing.answer import AnswerParser
+from minisgl.parsing.tool_choice import ToolPlan
+from minisgl.request import SamplingParams
 from minisgl.server.chat.reading import ChoiceReader
 from minisgl.server.client import EngineClient
 from minisgl.server.fields import RequestParser
@@ -44,23 +50,52 @@ class ChatService:
     model: ServedModel
     parser: RequestParser
 
-    def start(self, asked: ChatRequest) -> StartedChat:
+    def start(
+        self, asked: ChatRequest, client_names: Mapping[str, str] | None = None
+    ) -> StartedChat:
         """Send a chat to the engine.
+
+        Args:
+            asked: the chat.
+            client_names: of fields in the client's protocol, by those of a chat.
 
         Raises:
             RequestError: fields contradict one another, or one is outside its range.
         """
         asked.check_together()
         self._check_lengths(asked)
-        params = asked.sampling_params()
+        parsers = self.model.parsers
+        plan = asked.tool_plan()
+        parsers.check(plan)
+        params = _with_plan(asked.sampling_params(), plan, shows=parsers.special_tokens(plan))
+        names = asked.engine_names()
+        if plan.grammar() is not None:
+            names["grammar"] = "tool_choice"
+        others = client_names or {}
+        names = {**others, **{key: others.get(name, name) for key, name in names.items()}}
         generation = self.client.generate(
             [asked.messages],
             [choice_params(params, number) for number in range(asked.n)],
             priority=asked.priority,
             cache_salt=asked.cache_salt,
-            options=asked.template_options(),
+            options={
+                **asked.template_options(),
+                "tools": plan.template_tools,
+                "return_prompt_tail": parsers.needs_prompt_tail,
+            },
+            names=names,
         )
-        return StartedChat(generation, ChoiceReader)
+        constrained = params.grammar is not None
+        reasons = parsers.reasoning is not None and not constrained
+        if plan.mode == "none" and not reasons:
+            return StartedChat(generation, ChoiceReader)
+
+        def create(prompt_tail: str) -> AnswerParser:
+            return parsers.create(plan, prompt_tail=prompt_tail, constrained=constrained)
+
+        return StartedChat(
+            generation, partial(ChoiceReader, create, shows_reasoning=asked.include_reasoning)
+        )
 
     async def count_tokens(self, request: Request, asked: ChatRequest) -> int:
         """Return the number of tokens of a chat's prompt.
@@ -71,6 +106,7 @@ class ChatService:
         """
         self._check_lengths(asked)
         options: dict[str, Any] = asked.template_options()
+        options["tools"] = asked.tool_plan().template_tools
 
         def ask(uid: int) -> TokenizeOnly:
             return TokenizeOnly(uid, asked.messages, **options)
@@ -81,3 +117,22 @@ class ChatService:
     def _check_lengths(self, asked: ChatRequest) -> None:
         for text in asked.texts():
             self.model.check_length(text, "messages")
+
+
+def _with_plan(params: SamplingParams, plan: ToolPlan, *, shows: bool) -> SamplingParams:
+    """Return parameters that make the model call tools as it must, so that the call can be read.
+
+    Raises:
+        RequestError: the text must already look like something else.
+    """
+    grammar = plan.grammar()
+    if grammar is None:
+        grammar = params.grammar
+    elif params.grammar is not None:
+        raise RequestError(
+            f"tool_choice demands a call, and another field {params.grammar.kind}; "
+            "send one of them",
+            param="tool_choice",
+        )
+    skips = params.skip_special_tokens and not shows
+    return msgspec.structs.replace(params, grammar=grammar, skip_special_tokens=skips)
