@@ -165,7 +165,9 @@ def test_min_tokens_and_ignore_eos_end_where_the_grammar_does(llm: LLM) -> None:
 
 def test_stop_strings_and_max_tokens_cut_a_text(llm: LLM) -> None:
     grammar = GrammarSpec("regex", r"a{5}b{20}")
-    [stopped] = generate(llm, [[5, 6]], SamplingParams(temperature=0, stop="bb", grammar=grammar))
+    [stopped] = generate(
+        llm, [[5, 6]], SamplingParams(temperature=0, stop=("bb",), grammar=grammar)
+    )
     assert (stopped.text, stopped.finish_reason) == ("aaaaa", "stop")
     [cut] = generate(llm, [[5, 6]], SamplingParams(temperature=0, max_tokens=7, grammar=grammar))
     assert (cut.text, cut.finish_reason) == ("aaaaabb", "length")

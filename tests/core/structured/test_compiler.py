@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -110,7 +110,7 @@ def test_what_is_wrong_with_a_grammar_is_said_each_time() -> None:
 
 
 def test_an_engine_that_breaks_is_a_500_and_is_asked_again() -> None:
-    outcomes = iter([ValueError("broken"), Grammar()])
+    outcomes: Iterator[Exception | Grammar] = iter([ValueError("broken"), Grammar()])
 
     def work(spec: GrammarSpec) -> CompiledGrammar:
         outcome = next(outcomes)
