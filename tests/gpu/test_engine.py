@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from minisgl.engine.host_mirror import Launch
 from minisgl.message import AbortRequest, GenerateRequest
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.settings import settings_from_keywords
+from support.controlled import controlled_cases
 from support.reference import Tally, greedy
 from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, write_tiny_model
 
@@ -63,6 +65,56 @@ def test_float32_greedy_tokens_are_those_of_transformers(
             for reference, result in zip(references, results, strict=True):
                 tally.compare(reference, result.token_ids, architecture)
     tally.check()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("max_graph_rows", [0, None])
+def test_controls_give_the_judges_tokens_and_logprobs(
+    page_size: int, max_graph_rows: int | None, tmp_path: Path
+) -> None:
+    """Penalties, biases, bans and masks, with overlap, chunks and retraction.
+
+    Catches: a state that is changed on another stream, a plan whose records the kernel steps over
+    by a wrong number of words, a row that keeps the token that the graph drew.
+    """
+    path = write_tiny_model(tmp_path / "qwen3", "Qwen3ForCausalLM")
+    cases, tally = controlled_cases(path), Tally()
+    with LLM(
+        str(path), device="cuda", dtype="float32", attention_backend="torch", page_size=page_size,
+        num_pages=320 // page_size, max_running_requests=7, max_prefill_tokens=40, progress=False,
+        cuda_graph_max_rows=max_graph_rows,
+    ) as llm:  # fmt: skip
+        for some in (cases, cases[:1], cases[::-1]):
+            params = [msgspec.structs.replace(case.params, logprobs=3) for case in some]
+            prompts = [case.judged.prompt for case in some]
+            for case, result in zip(
+                some, llm.generate(prompts, params, progress=False), strict=True
+            ):
+                tally.compare(case.judged, result.token_ids, case.name)
+                if result.token_ids != case.judged.tokens:
+                    continue
+                assert result.logprobs is not None
+                for one, row in zip(result.logprobs, case.judged.logprobs, strict=True):
+                    assert abs(one.token.logprob - float(row[one.token.token_id])) < 1e-3
+                    assert len(one.top) == 3
+    tally.check()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_logprobs_of_a_prompt_do_not_depend_on_its_chunks(wide: Path, dtype: str) -> None:
+    prompt, found = prompts_of(3)[2] * 4, []
+    params = SamplingParams(max_tokens=3, temperature=0, prompt_logprobs=2)
+    for budget in (32, 4096):
+        with LLM(
+            str(wide), device="cuda", dtype=dtype, max_prefill_tokens=budget, num_pages=400,
+            progress=False,
+        ) as llm:  # fmt: skip
+            (result,) = llm.generate(prompt, params, progress=False)
+            assert result.prompt_logprobs is not None
+            found.append([one.token.logprob for one in result.prompt_logprobs if one is not None])
+    assert len(found[0]) == len(prompt) - 1
+    few, many = found
+    assert np.allclose(few, many, atol=0.1 if dtype == "bfloat16" else 1e-3)
 
 
 @pytest.fixture(scope="module")

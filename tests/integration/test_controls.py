@@ -3,80 +3,18 @@
 Alone and mixed in one batch, whatever the schedule; log-probabilities are transformers' own.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from minisgl import LLM, SamplingParams
-from support.controlled import Judged, judge
+from minisgl import LLM
+from support.controlled import Case, controlled_cases
 from support.pressure import Pressure
 from support.reference import Tally
 from support.replays import replay_decode_steps
-from support.tiny_models import EOS_TOKEN_IDS, write_tiny_model
-
-MAX_TOKENS = 24
-VOCAB = 263
-
-
-def asked_for(plain: list[int]) -> dict[str, dict[str, Any]]:
-    """Return what to ask for, made for an answer that would be ``plain``: so that it matters."""
-    return {
-        "none": {},
-        "presence": {"presence_penalty": 1.7},
-        "frequency": {"frequency_penalty": 0.9},
-        "negative": {"frequency_penalty": -1.5, "presence_penalty": -2},
-        "repetition": {"repetition_penalty": 2.5},
-        "all penalties": {
-            "repetition_penalty": 0.6,
-            "presence_penalty": 0.5,
-            "frequency_penalty": 0.3,
-        },
-        "bias": {"logit_bias": {token: 2.0 + token % 7 for token in range(20, 60)}},
-        "ban by bias": {"logit_bias": dict.fromkeys(plain[2:5], -100)},
-        "allowed": {"allowed_token_ids": list(range(3, 40))},
-        "bad words": {"bad_token_ids": [(plain[1],), (plain[2], plain[3]), tuple(plain[4:7])]},
-        "min tokens": {"ignore_eos": False, "min_tokens": 12, "stop_token_ids": plain[3:5]},
-        "everything": {
-            "repetition_penalty": 1.2,
-            "frequency_penalty": 0.4,
-            "logit_bias": {7: 3.0, plain[6]: -100, plain[0]: 5.0},
-            "allowed_token_ids": list(range(5, 261)),
-            "bad_token_ids": [(plain[1],), (plain[2], plain[3]), (plain[0], plain[0])],
-            "ignore_eos": False,
-            "min_tokens": 5,
-            "stop_token_ids": (plain[0],),
-        },
-    }
-
-
-NAMES = list(asked_for([0] * MAX_TOKENS))
-
-
-def prompts() -> list[list[int]]:
-    """One for each of ``NAMES``; some begin alike, longer than a page."""
-    random = np.random.default_rng(5)
-    shared = random.integers(3, VOCAB, size=40).tolist()
-    return [
-        (shared if place % 3 == 0 else []) + random.integers(3, VOCAB, size=3 + 5 * place).tolist()
-        for place in range(len(NAMES))
-    ]
-
-
-@dataclass
-class Case:
-    """A prompt, what is asked of it, and the judge's answer."""
-
-    name: str
-    params: SamplingParams
-    judged: Judged
-    changed: bool
-
+from support.tiny_models import write_tiny_model
 
 Site = tuple[Path, list[Case]]
 
@@ -84,15 +22,7 @@ Site = tuple[Path, list[Case]]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     path = write_tiny_model(tmp_path_factory.mktemp("tiny") / "qwen3", "Qwen3ForCausalLM")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    cases = []
-    for name, prompt in zip(NAMES, prompts(), strict=True):
-        greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-        plain = judge(model, prompt, greedy, []).tokens
-        params = msgspec.structs.replace(greedy, **asked_for(plain)[name])
-        judged = judge(model, prompt, params, list(EOS_TOKEN_IDS))
-        cases.append(Case(name, params, judged, plain[: len(judged.tokens)] != judged.tokens))
-    return path, cases
+    return path, controlled_cases(path)
 
 
 def test_each_control_changes_the_answer(site: Site) -> None:
@@ -161,3 +91,14 @@ def test_controls_with_recorded_decode_steps(
     ) as llm:
         check(llm, cases)
     assert recorder.num_replays
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_controls(site: Site) -> None:
+    """Catches: a rank that counts other tokens than the others, and so draws others."""
+    path, cases = site
+    with LLM(
+        str(path), progress=False, tp=2, page_size=8, num_pages=30, max_prefill_tokens=40
+    ) as llm:
+        check(llm, cases)
+        llm._session._scheduler._engine.check_alive()

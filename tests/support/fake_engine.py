@@ -20,6 +20,7 @@ from minisgl.engine.plan import BatchPlan, IntArray
 from minisgl.engine.plan_codec import decode_plan, encode_plan, plan_words
 from minisgl.engine.reports import StepReports
 from minisgl.engine.staging import PlanStager
+from support.toy_grammar import allowed
 
 VOCAB = 11
 EOS = 1
@@ -38,19 +39,39 @@ def generate(
     *,
     stop_ids: frozenset[int] = frozenset({EOS}),
     min_tokens: int = 0,
+    grammar: str = "",
 ) -> list[int]:
-    """What a request must get, whatever runs beside it."""
+    """What a request must get, whatever runs beside it.
+
+    ``grammar`` is one of ``support.toy_grammar``; a text that it ends may be shorter than all else
+    would make it.
+    """
     sequence, output = list(prompt), []
     while len(output) < max_tokens:
         token = next_token(sequence)
-        if len(output) < min_tokens:
-            while token in stop_ids:
-                token = (token + 1) % VOCAB
+        may = may_come(output, grammar, stop_ids, min_tokens)
+        if not may:
+            break
+        while token not in may:
+            token = (token + 1) % VOCAB
         output.append(token)
         sequence.append(token)
         if token in stop_ids:
             break
     return output
+
+
+def may_come(
+    output: list[int], grammar: str, stop_ids: frozenset[int], min_tokens: int
+) -> set[int]:
+    """Return the tokens that may follow ``output``."""
+    may = set(range(VOCAB))
+    if grammar:
+        seed, length = map(int, grammar.split(":"))
+        may = allowed(seed, length, output)
+        if EOS not in stop_ids:
+            may -= {EOS}
+    return may - stop_ids if len(output) < min_tokens else may
 
 
 @dataclass(slots=True)
@@ -128,6 +149,7 @@ class FakeEngine:
         self._last = np.zeros(max_running_requests, dtype=np.int32)
         self._lengths = np.zeros(max_running_requests, dtype=np.int64)
         self._bans: dict[int, dict[int, int]] = {}
+        self._masks: dict[int, set[int]] = {}
         self._order: list[int] = []
         self._kv = np.full((num_pages + 1) * page_size, _EMPTY, dtype=np.int64)
         self._stager = PlanStager()
@@ -196,6 +218,10 @@ class FakeEngine:
             self._table[row, column] = page
         if plan.decode_rows is not None:
             self._order = plan.decode_rows.tolist()
+        self._masks = {
+            row: {token for token in range(VOCAB) if int(mask[0]) >> token & 1}
+            for row, mask in zip(plan.mask_rows.tolist(), plan.masks, strict=True)
+        }
 
     def _launches(self, plan: BatchPlan) -> list[list[Part]]:
         """Return what each launch feeds, and advance the rows' lengths."""
@@ -232,7 +258,10 @@ class FakeEngine:
             sequence = [self._read(row, position) for position in range(part.end)]
             if part.sampled:
                 token = next_token(sequence)
-                while part.end < self._bans[row].get(token, 0):
+                banned = {ban for ban, end in self._bans[row].items() if part.end < end}
+                may = self._masks.get(row, set(range(VOCAB))) - banned
+                assert may, "no token may come"
+                while token not in may:
                     token = (token + 1) % VOCAB
                 sampled.append(token)
                 self._last[row] = token

@@ -22,6 +22,7 @@ from minisgl.message import (
     GenerateRequest,
     Ping,
     Pong,
+    PromptLogprobs,
     Shutdown,
     StopFound,
     StreamStart,
@@ -32,6 +33,7 @@ from minisgl.message.status import StatusSender
 from minisgl.scheduler.transport import Transport
 from minisgl.scheduler.zmq_transport import ZmqTransport
 from minisgl.settings import Settings
+from support.made_up_logprobs import made_up
 
 MAX_SEQ_LEN = 4096
 VOCAB_SIZE = 300
@@ -143,11 +145,10 @@ class EchoScheduler:
             request = running.request
             prompt, params = request.prompt, request.params
             if running.num_tokens == 0:
-                batch.started.append(StreamStart(uid, len(prompt), params, len(prompt) // 2))
+                batch.start(request)
             token = int(prompt[running.num_tokens % len(prompt)])
             running.num_tokens += 1
-            batch.uids.append(uid)
-            batch.tokens.append(token)
+            batch.add(uid, token, params.logprobs)
             is_eos = token in EOS_IDS and not params.ignore_eos
             if is_eos or token in params.stop_token_ids:
                 batch.finish(uid, "stop", len(prompt) // 2)
@@ -180,6 +181,35 @@ class _Batch:
         self._reasons: list[str] = []
         self._cached: list[int] = []
         self._failures: list[Failure | None] = []
+        self._places: list[int] = []
+        self._num_top: list[int] = []
+        self._prompt_logprobs: list[PromptLogprobs] = []
+
+    def start(self, request: GenerateRequest) -> None:
+        prompt, params = request.prompt, request.params
+        wants_prompt = params.return_prompt or params.prompt_logprobs is not None
+        self.started.append(
+            StreamStart(
+                request.uid,
+                len(prompt),
+                params,
+                len(prompt) // 2,
+                prompt_token_ids=request.token_ids if wants_prompt else b"",
+                prompt_tail=request.prompt_tail,
+            )
+        )
+        if params.prompt_logprobs is not None:
+            tokens = prompt[1:].tolist()
+            num_top = [params.prompt_logprobs] * len(tokens)
+            logprobs = made_up(range(len(tokens)), tokens, num_top)
+            self._prompt_logprobs.append(PromptLogprobs(request.uid, logprobs))
+
+    def add(self, uid: int, token: int, logprobs: int | None) -> None:
+        if logprobs is not None:
+            self._places.append(len(self.tokens))
+            self._num_top.append(logprobs)
+        self.uids.append(uid)
+        self.tokens.append(token)
 
     @property
     def is_empty(self) -> bool:
@@ -204,4 +234,8 @@ class _Batch:
             self._reasons,
             self._cached,
             self._failures,
+            made_up(self._places, [self.tokens[place] for place in self._places], self._num_top)
+            if self._places
+            else None,
+            self._prompt_logprobs,
         )

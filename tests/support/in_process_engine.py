@@ -13,13 +13,13 @@ from minisgl.message import (
     DetokenizeOnly,
     ErrorReply,
     FrontendMessage,
-    GenerateRequest,
     ReplyBatch,
     TextReply,
     TokenizeOnly,
     TokenizeRequest,
     TokensReply,
 )
+from minisgl.plugins.parsers import AnswerParsers
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
@@ -28,7 +28,6 @@ from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
 from minisgl.tokenizer.worker import answer
 from support.fake_scheduler import MAX_SEQ_LEN, EchoScheduler
-from support.made_up_logprobs import MadeUpLogprobs
 from support.text_tokenizers import byte_level
 
 MODEL = "org/fake-model"
@@ -53,12 +52,14 @@ class InProcessEngine:
     aborted: list[int] = field(default_factory=list)
     requests: list[TokenizeRequest] = field(default_factory=list)
     paused: bool = False
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         tokenizer = byte_level()
+        if self.chat_template is not None:
+            tokenizer.chat_template = self.chat_template
         self.encoder = PromptEncoder(tokenizer)
         self.detokenizer = Detokenizer(tokenizer)
-        self.logprobs = MadeUpLogprobs(tokenizer)
         self.scheduler = EchoScheduler(self.transport, {})
         self._errors: list[ErrorReply | TokensReply] = []
 
@@ -73,8 +74,6 @@ class InProcessEngine:
         if isinstance(message, ErrorReply | TokensReply):
             self._errors.append(message)
         else:
-            if isinstance(message, GenerateRequest):
-                self.logprobs.note(message)
             self.transport.inbox.append(message)
 
     async def receive(self) -> list[FrontendMessage]:
@@ -95,8 +94,7 @@ class InProcessEngine:
         for batch in self.transport.outbox:
             replies, stops = self.detokenizer.process(batch)
             self.transport.inbox.extend(stops)
-            texts = [self.logprobs.add(r) for r in replies if isinstance(r, TextReply)]
-            found.append(ReplyBatch(texts))
+            found.append(ReplyBatch([r for r in replies if isinstance(r, TextReply)]))
             found += [r for r in replies if isinstance(r, ErrorReply)]
         self.transport.outbox.clear()
         return found
@@ -113,11 +111,18 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(*, pings: bool = True, **options: Any) -> AsyncIterator[Served]:
+async def served(
+    *,
+    pings: bool = True,
+    chat_template: str | None = None,
+    parsers: AnswerParsers | None = None,
+    **options: Any,
+) -> AsyncIterator[Served]:
     """Yield a running application; checks at the end that no request was forgotten."""
-    engine = InProcessEngine()
+    engine = InProcessEngine(chat_template=chat_template)
     client = EngineClient(tokenizer=engine, scheduler=engine, replies=engine)
     model = ServedModel(MODEL, MAX_SEQ_LEN, max_chars_per_token(byte_level()))
+    model.parsers = parsers or AnswerParsers()
     app = create_app(client, model, **options)
     tasks = [asyncio.create_task(client.listen())]
     if pings:

@@ -5,11 +5,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from minisgl.request import GrammarSpec
 from support.audit import Audit
 from support.fake_engine import EOS, generate
 from support.scheduling import Harness
+from support.toy_grammar import allowed
 
 MAX_PROMPT, MAX_TOKENS = 24, 12
+GRAMMARS = ("1:2", "2:4", "3:9")
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Ask:
     abort_after: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -38,12 +42,24 @@ class Ask:
             self.max_tokens,
             stop_ids=self.stop_ids,
             min_tokens=self.min_tokens,
+            grammar=self.grammar,
         )
+
+    @property
+    def ends_with_a_token(self) -> bool:
+        """Whether its last token ends it, and not that none may follow."""
+        return self.tokens[-1:] == [EOS] or len(self.tokens) == self.max_tokens or not self.grammar
 
     @property
     def reason(self) -> str:
         """How it ends then."""
-        return "stop" if self.tokens[-1] in self.stop_ids else "length"
+        tokens = self.tokens
+        if tokens and tokens[-1] in self.stop_ids:
+            return "stop"
+        if len(tokens) == self.max_tokens:
+            return "length"
+        seed, length = map(int, self.grammar.split(":"))
+        return "stop" if EOS in allowed(seed, length, tokens) else "error"
 
 
 @st.composite
@@ -67,6 +83,7 @@ def asks(draw: st.DrawFn, *, with_aborts: bool = False, last_arrival: int = 12) 
         abort_after=draw(st.one_of(st.none(), st.integers(0, 12))) if with_aborts else None,
         ignore_eos=draw(st.booleans()),
         stop_token_ids=draw(st.sampled_from([(), (), (3,), (9, 4)])),
+        grammar=draw(st.sampled_from(["", "", *GRAMMARS])),
     )
 
 
@@ -139,4 +156,5 @@ def submit(harness: Harness, uid: int, ask: Ask) -> None:
         min_tokens=ask.min_tokens,
         ignore_eos=ask.ignore_eos,
         stop_token_ids=ask.stop_token_ids,
+        grammar=GrammarSpec("grammar", ask.grammar) if ask.grammar else None,
     )

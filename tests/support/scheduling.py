@@ -13,7 +13,9 @@ from minisgl.scheduler.policy import PolicyName
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.scheduler.waiting import OrderName
+from minisgl.structured.compiler import GrammarCompiler
 from support.fake_engine import FakeEngine
+from support.toy_grammar import InlineCompiler
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Harness:
         policy: PolicyName = "decode-first",
         order: OrderName = "fcfs",
         observed: bool = True,
+        compiler: GrammarCompiler | None = None,
         **engine_options: object,
     ) -> None:
         self.engine = FakeEngine(
@@ -83,6 +86,7 @@ class Harness:
             policy=policy,
             order=order,
             observers=self.recorder,
+            compiler=compiler or InlineCompiler(),
         )
         self.clients: dict[int, Client] = {}
 

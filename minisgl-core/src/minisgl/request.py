@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -165,9 +165,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
                 param="min_tokens",
             )
-        for name in _NOT_YET:
-            if getattr(self, name) != _NOT_YET[name]:
-                raise RequestError(f"{name} is not supported yet; leave it out", param=name)
 
     @property
     def is_greedy(self) -> bool:
@@ -177,11 +174,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 _Rule = tuple[str, bool, str]
 """A field, whether its value is fine, and which values are."""
-
-_NOT_YET: Final[dict[str, object]] = {
-    "grammar": None,
-}
-"""Fields that nothing obeys so far, and the only value of each that can be asked for."""
 
 
 def _rules_of_logits(params: SamplingParams) -> tuple[_Rule, ...]:
@@ -223,6 +215,11 @@ def _rules_of_logits(params: SamplingParams) -> tuple[_Rule, ...]:
             probs,
         ),
         ("return_prompt", isinstance(params.return_prompt, bool), "true or false"),
+        (
+            "grammar",
+            _grammar(params.grammar),
+            f"a GrammarSpec ({', '.join(get_args(GrammarKind))}) of up to {MAX_GRAMMAR} characters",
+        ),
     )
 
 
@@ -275,6 +272,15 @@ def _sequences(values: tuple[object, ...]) -> bool:
     return len(values) <= MAX_BAD_SEQUENCES and all(
         isinstance(one, tuple) and len(one) > 0 and _token_ids(one, MAX_BAD_TOKENS)
         for one in values
+    )
+
+
+def _grammar(value: object) -> bool:
+    return value is None or (
+        isinstance(value, GrammarSpec)
+        and value.kind in get_args(GrammarKind)
+        and isinstance(value.value, str)
+        and len(value.value) <= MAX_GRAMMAR
     )
 
 

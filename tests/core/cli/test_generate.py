@@ -12,6 +12,9 @@ import pytest
 from minisgl.cli import main
 from minisgl.request import SamplingParams
 
+TOKEN = SimpleNamespace(token_id=5, text="�", data=b"\xc3", logprob=-0.5, rank=1)
+LOGPROBS = SimpleNamespace(token=TOKEN, top=[TOKEN])
+
 
 class FakeLLM:
     """Answers with what it was asked, and remembers how."""
@@ -42,8 +45,12 @@ class FakeLLM:
                 num_prompt_tokens=3,
                 num_cached_tokens=1,
                 token_ids=[1, 2],
+                logprobs=None if one.logprobs is None else [LOGPROBS] * 2,
+                prompt=prompt if one.return_prompt else None,
+                prompt_token_ids=[3, 4] if one.return_prompt else None,
+                prompt_logprobs=None if one.prompt_logprobs is None else [None, LOGPROBS],
             )
-            for prompt in prompts
+            for prompt, one in zip(prompts, params, strict=True)
         ]
 
 
@@ -86,6 +93,8 @@ def test_a_single_prompt_is_a_json_line_when_asked_for(capsys) -> None:
 def test_sampling_flags_reach_the_model() -> None:
     flags = "--temperature 0 --top-p .5 --top-k 4 --min-p .1 --max-tokens 9 --min-tokens 2"
     more = "--sampling-seed 7 --stop x --stop y --stop-token-id 5 --ignore-eos --include-stop"
+    more += " --presence-penalty .5 --frequency-penalty -1 --repetition-penalty 1.2"
+    more += " --bad-word x --bad-word y"
     assert generate("--prompt", "a", *flags.split(), *more.split(), "--show-special-tokens") == 0
     assert FakeLLM.asked[0][1] == SamplingParams(
         temperature=0,
@@ -100,6 +109,10 @@ def test_sampling_flags_reach_the_model() -> None:
         ignore_eos=True,
         include_stop_str_in_output=True,
         skip_special_tokens=False,
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        repetition_penalty=1.2,
+        bad_words=("x", "y"),
     )
 
 
@@ -129,6 +142,22 @@ def test_a_file_holds_prompts_messages_and_parameters(tmp_path, capsys) -> None:
     assert lines[1]["messages"] == messages
 
 
+def test_a_line_that_asks_for_logprobs_and_the_prompt_gets_them(tmp_path, capsys) -> None:
+    file = tmp_path / "prompts.jsonl"
+    asked = {"logprobs": 1, "prompt_logprobs": 1, "return_prompt": True, "logit_bias": {"7": -3}}
+    file.write_text(json.dumps({"prompt": "a", **asked}) + "\n" + json.dumps({"prompt": "b"}))
+    assert generate("--prompts", str(file)) == 0
+    assert FakeLLM.asked[0][1].logit_bias == {7: -3}
+    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    token = {"token_id": 5, "text": "�", "bytes": [0xC3], "logprob": -0.5, "rank": 1}
+    assert first["logprobs"] == [{**token, "top": [token]}] * 2
+    assert first["prompt_logprobs"] == [None, {**token, "top": [token]}]
+    assert (first["prompt_text"], first["prompt_token_ids"]) == ("a", [3, 4])
+    assert set(first) - set(second) == {
+        "logprobs", "prompt_logprobs", "prompt_text", "prompt_token_ids"
+    }  # fmt: skip
+
+
 def test_a_file_of_one_prompt_is_still_json_lines(tmp_path, capsys) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a"}')
@@ -154,6 +183,7 @@ def test_standard_input_is_a_dash(monkeypatch) -> None:
         ('{"messages": [1, 2]}', "must hold a list of objects"),
         ('{"prompt": "a", "temprature": 1}', "Nearest: 'temperature'"),
         ('{"prompt": "a", "temperature": -1}', "temperature"),
+        ('{"prompt": "a", "logit_bias": {"x": 1}}', "logit_bias"),
     ],
 )
 def test_a_bad_line_is_named_with_its_number(tmp_path, capsys, line, complaint) -> None:

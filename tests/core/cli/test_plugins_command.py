@@ -32,7 +32,8 @@ def test_list(site, run):
     assert lines["acme-attn"].split() == [
         *("acme-attn", "1.0", "active", "attention_backends:", "acme")
     ]
-    assert "prefix_caches: radix, naive; resolve_checkpoint" in lines["minisgl-core"]
+    offers = lines["minisgl-core"]
+    assert "prefix_caches: radix, naive; grammar_backends: xgrammar; tool_parsers: " in offers
     assert "disabled" in lines["minisgl-models"]
     assert lines["failed:"].startswith("failed: broken 1.0 (import: No module named 'nothing_so")
 

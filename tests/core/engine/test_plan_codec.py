@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.engine.plan import CHUNK, ROW_PARAMS, BatchPlan
+from minisgl.engine.plan import CHUNK, NO_MASKS, ROW_PARAMS, BatchPlan
 from minisgl.engine.plan_codec import PlanLayout, decode_plan, encode_plan, plan_words
 from minisgl.engine.staging import DEPTH, PlanStager
 
@@ -17,16 +17,18 @@ def records(dtype: np.dtype, fields: dict[str, st.SearchStrategy]) -> st.SearchS
     return st.lists(row, max_size=5).map(lambda rows: np.array(rows, dtype=dtype))
 
 
-def ints(width: int | None = None) -> st.SearchStrategy:
+def ints(width: int | None = None, height: int | None = None) -> st.SearchStrategy:
     if width is None:
         return st.lists(INT32, max_size=9).map(lambda x: np.array(x, dtype=np.int32))
     row = st.lists(INT32, min_size=width, max_size=width)
-    return st.lists(row, max_size=6).map(lambda x: np.array(x, dtype=np.int32).reshape(-1, width))
+    rows = st.lists(row, min_size=height or 0, max_size=6 if height is None else height)
+    return rows.map(lambda x: np.array(x, dtype=np.int32).reshape(-1, width))
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> BatchPlan:
     reals = st.floats(0, 100, width=32)
+    rows = draw(ints())
     added = records(
         ROW_PARAMS,
         {
@@ -44,13 +46,23 @@ def plans(draw: st.DrawFn) -> BatchPlan:
         chunks=draw(records(CHUNK, {})),
         token_ids=draw(ints()),
         mixed=draw(st.booleans()),
+        mask_rows=rows,
+        masks=draw(ints(draw(st.integers(1, 4)), len(rows))) if len(rows) else NO_MASKS,
     )
 
 
 def equal(a: BatchPlan, b: BatchPlan) -> bool:
     same = [
         np.array_equal(getattr(a, name), getattr(b, name))
-        for name in ("added", "controls", "table_writes", "chunks", "token_ids")
+        for name in (
+            "added",
+            "controls",
+            "table_writes",
+            "chunks",
+            "token_ids",
+            "mask_rows",
+            "masks",
+        )
     ]
     orders = [None if x.decode_rows is None else x.decode_rows.tolist() for x in (a, b)]
     rest = (a.number, a.num_decode_rows, a.mixed) == (b.number, b.num_decode_rows, b.mixed)
@@ -64,7 +76,7 @@ def test_a_packed_plan_is_the_plan(plan: BatchPlan, spare: int) -> None:
     used = encode_plan(plan, words)
     assert used == plan_words(plan)
     assert (words[used:] == -1).all(), "more was written than was said"
-    assert PlanLayout.of(words).token_ids.stop == used
+    assert PlanLayout.of(words).masks.stop == used
     assert equal(decode_plan(words[:used]), plan)
 
 

@@ -251,7 +251,10 @@ def test_options_are_validated_by_the_backend_s_settings_class(plugin_site):
     [
         ({"acme": {"with": 1}}, "Unknown option 'backend_options.acme.with'. acme has: width."),
         ({"acme": {"width": "x"}}, "backend_options.acme.width='x' must be a valid integer"),
-        ({"acmee": {"width": 1}}, "Installed: acme, mha, naive, radix, torch. Nearest: 'acme'."),
+        (
+            {"acmee": {"width": 1}},
+            "acme, mha, naive, radix, torch, xgrammar. Nearest: 'acme'.",
+        ),
         ({"radix": {"a": 1}}, "Unknown option 'backend_options.radix.a'. radix has: none."),
         ({"acme": {}, "acme-attn:acme": {}}, "both set options of acme-attn:acme. Keep one."),
     ],

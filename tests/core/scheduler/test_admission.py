@@ -1,6 +1,7 @@
 """What is refused at once could never be served; everything else is."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +69,49 @@ def request(**fields: object) -> GenerateRequest:
     whole = GenerateRequest(1, np.array([2, 3], dtype="<i4").tobytes(), SamplingParams())
     known = {name: getattr(whole, name) for name in whole.__struct_fields__}
     return GenerateRequest(**{**known, **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop_token_ids", [3, 11]),
+        ("logit_bias", {11: 1.0}),
+        ("logit_bias", {2**31 - 1: 0.0}),
+        ("bad_token_ids", [[1, 11]]),
+        ("allowed_token_ids", [4, 11]),
+    ],
+)
+def test_tokens_beyond_the_vocabulary_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"^{name} .* from 0 to 10") as caught:
+        validate(request(params=SamplingParams(**{name: value})), limits().info)
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": [3, 4], "logit_bias": {3: -100, 4: -100}},
+        {"allowed_token_ids": [3, 4], "bad_token_ids": [[3], [5, 4]]},
+        {"allowed_token_ids": [1, 4], "min_tokens": 1, "stop_token_ids": [4]},
+        {"logit_bias": dict.fromkeys(range(11), -100)},
+        {"logit_bias": dict.fromkeys(range(10), -100), "bad_token_ids": [[2, 10]]},
+    ],
+    ids=repr,
+)
+def test_what_may_leave_no_possible_token_is_refused(fields: dict[str, Any]) -> None:
+    """Catches: the lowest token id out of nothing but banned ones."""
+    with pytest.raises(RequestError, match="ban") as caught:
+        validate(request(params=SamplingParams(**fields)), limits().info)
+    assert caught.value.param in fields
+    enough = {**fields, "logit_bias": {}, "bad_token_ids": [], "min_tokens": 0}
+    validate(request(params=SamplingParams(**enough)), limits().info)
+
+
+def test_bad_words_that_nobody_has_turned_into_tokens_are_refused() -> None:
+    """Catches: words that may appear after all."""
+    with pytest.raises(RequestError, match="tokenizer") as caught:
+        validate(request(params=SamplingParams(bad_words=("x",))), limits().info)
+    assert caught.value.param == "bad_words"
 
 
 @pytest.mark.parametrize("salt", ["", "x" * (MAX_CACHE_SALT + 1), 5, b"x"])

@@ -45,6 +45,7 @@ EXAMPLES: dict[str, Any] = {
     "add_special_tokens": False,
     "tokens": [5, 6],
     "tools": [],
+    "tool_choice": "none",
 }
 
 

@@ -1,8 +1,10 @@
 """From settings and plugins to a scheduler that is ready to serve."""
 
 from minisgl.bootstrap.engine import build_engine, resolve_device, survey
+from minisgl.bootstrap.grammars import build_compiler
 from minisgl.bootstrap.memory import step_tokens
 from minisgl.bootstrap.ranks import build_parallel_engine
+from minisgl.plugins.grammar_selection import select_grammar
 from minisgl.plugins.host import PluginHost, load_plugins
 from minisgl.plugins.selection import select_prefix_cache
 from minisgl.scheduler.interfaces import StepEngine
@@ -36,6 +38,7 @@ def build_scheduler(
     """
     host = host or load_host(settings)
     chosen_cache = select_prefix_cache(host, settings.cache.prefix, settings.backend_options)
+    grammar = select_grammar(host, settings.structured.backend, settings.backend_options)
     engine: StepEngine
     if settings.parallel.tensor_parallel_size == 1:
         engine = build_engine(survey(settings, host), progress=progress)
@@ -53,6 +56,7 @@ def build_scheduler(
         mixed=_on(scheduler.launch, auto=info.mixed_launches, on="mixed"),
         seed=settings.engine.seed,
         observers=host,
+        compiler=build_compiler(settings, host, grammar, info),
     )
 
 

@@ -15,7 +15,7 @@ from minisgl.request import SamplingParams
 from minisgl.settings import ResolvedSettings
 
 if TYPE_CHECKING:
-    from minisgl.llm import LLM, GenerationResult
+    from minisgl.llm import LLM, GenerationResult, TokenLogprobs
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -82,13 +82,38 @@ def _print_lines(llm: "LLM", jobs: list[_Job], *, progress: bool) -> None:
 
 
 def _result_fields(result: "GenerationResult") -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "text": result.text,
         "finish_reason": result.finish_reason,
         "prompt_tokens": result.num_prompt_tokens,
         "completion_tokens": len(result.token_ids),
         "cached_tokens": result.num_cached_tokens,
     }
+    # What only some prompts ask for is in their lines only.
+    if result.logprobs is not None:
+        fields["logprobs"] = [_logprob_fields(one) for one in result.logprobs]
+    if result.prompt_token_ids is not None:
+        fields["prompt_text"], fields["prompt_token_ids"] = result.prompt, result.prompt_token_ids
+    if result.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = [
+            None if one is None else _logprob_fields(one) for one in result.prompt_logprobs
+        ]
+    return fields
+
+
+def _logprob_fields(one: "TokenLogprobs") -> dict[str, Any]:
+    """Return log-probabilities in JSON's types."""
+    token, *top = (
+        {
+            "token_id": token.token_id,
+            "text": token.text,
+            "bytes": list(token.data),
+            "logprob": token.logprob,
+            "rank": token.rank,
+        }
+        for token in (one.token, *one.top)
+    )
+    return {**token, "top": top}
 
 
 def _jobs(args: argparse.Namespace) -> list[_Job]:
@@ -143,6 +168,11 @@ def _job(fields: Any, args: argparse.Namespace) -> _Job:
     if len(sources) != 1:
         raise SettingsError("must hold 'prompt' or 'messages', and not both")
     overrides = {name: value for name, value in fields.items() if name != sources[0]}
+    if isinstance(overrides.get("logit_bias"), dict):  # JSON's keys are strings
+        overrides["logit_bias"] = {
+            int(token) if token.isdecimal() else token: bias
+            for token, bias in overrides["logit_bias"].items()
+        }
     known = SamplingParams.__struct_fields__
     for name in overrides:
         if name not in known:

@@ -29,6 +29,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int |
         ("top-k", int, "sample from this many of the likeliest tokens; -1 from all"),
         ("min-p", float, "leave out tokens less likely than this fraction of the likeliest"),
         ("min-tokens", int, "fewest tokens of an answer"),
+        ("presence-penalty", float, "taken off the logits of tokens that the answer has"),
+        ("frequency-penalty", float, "the same for each time that the answer has them"),
+        ("repetition-penalty", float, "divides the logits of tokens that prompt or answer have"),
     ):
         field = name.replace("-", "_")
         value = getattr(SamplingParams(), field)
@@ -55,6 +58,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int |
         type=int,
         metavar="ID",
         help="end at this token; repeatable",
+    )
+    group.add_argument(
+        "--bad-word",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="must not appear; repeatable",
     )
     group.add_argument(
         "--include-stop", action="store_true", help="keep the stop string in the text"
@@ -85,6 +95,10 @@ def sampling_params(args: argparse.Namespace, **overrides: Any) -> SamplingParam
         "include_stop_str_in_output": args.include_stop,
         "min_tokens": args.min_tokens,
         "ignore_eos": args.ignore_eos,
+        "presence_penalty": args.presence_penalty,
+        "frequency_penalty": args.frequency_penalty,
+        "repetition_penalty": args.repetition_penalty,
+        "bad_words": tuple(args.bad_word),
         "skip_special_tokens": not args.show_special_tokens,
     }
     try:

@@ -139,9 +139,9 @@ class Engine:
     def warm_up(self, num_tokens: int = 1, *, controlled: bool = False) -> None:
         """Prefill so many tokens in as many rows as can be: no request pays for first-time work.
 
-        Greedy, sampled and filtered rows are among them where there are several. Their K and V go
-        to the dummy page, as long as no plan has given the rows pages. To be called before the
-        first plan.
+        Greedy, sampled and filtered rows are among them where there are several, and one with a
+        mask. Their K and V go to the dummy page, as long as no plan has given the rows pages. To be
+        called before the first plan.
 
         Args:
             num_tokens: of all rows together.
@@ -163,7 +163,15 @@ class Engine:
         if controlled:
             most = max_scored_tokens(self.info.vocab_size, self.info.page_size)
             controls = rehearsal_of(lengths.tolist(), self.info.vocab_size, most)
-        plan = BatchPlan(number=0, added=added, controls=controls, chunks=chunks, token_ids=tokens)
+        plan = BatchPlan(
+            number=0,
+            added=added,
+            controls=controls,
+            chunks=chunks,
+            token_ids=tokens,
+            mask_rows=np.zeros(1, dtype=np.int32),
+            masks=np.full((1, -(-self.info.vocab_size // 32)), -1, dtype=np.int32),
+        )
         self.forward_batch(plan).tokens()
         self._next_plan = 0
 
@@ -276,6 +284,8 @@ class Engine:
             places=first + places,
         )
         logits = self._processing.apply(logits, sampled)
+        if mirror.has_masks:
+            self._mask(logits, host_rows)
         params = SamplingTensors(
             temperature=state.temperature[rows],
             top_k=state.top_k[rows],
@@ -295,7 +305,18 @@ class Engine:
         rows = launch.sampled_rows
         special = self._mirror.filtered[rows]
         concerned = self._processing.concerns(rows, launch.sampled_ends)
+        if self._mirror.has_masks:
+            special = special | (self._mirror.mask_places[rows] >= 0)
         return (special if concerned is None else special | concerned).nonzero()[0]
+
+    def _mask(self, logits: torch.Tensor, host_rows: npt.NDArray[np.int64]) -> None:
+        """Leave those rows that have a mask only the tokens that it names."""
+        which = self._mirror.mask_places[host_rows]
+        places = (which >= 0).nonzero()[0]
+        if len(places):
+            assert self.state.masks is not None, "the plan has brought the masks"
+            on_device = self._upload(np.stack((places, which[places])))
+            self.state.ops.mask_tokens(logits, on_device[0], self.state.masks, on_device[1])
 
     @contextlib.contextmanager
     def _range(self, name: str) -> Iterator[None]:

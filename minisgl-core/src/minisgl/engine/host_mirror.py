@@ -51,6 +51,8 @@ class HostMirror:
         decode_rows: int64 ``[R]``: the decode rows in their order.
         temperature: float32 ``[rows]``.
         filtered: bool ``[rows]``: top-k, top-p or min-p matters.
+        mask_places: int64 ``[rows]``: which mask of the last plan is the row's; -1: it has none.
+        has_masks: any row has one.
 
     Args:
         num_rows: requests at once.
@@ -64,11 +66,17 @@ class HostMirror:
         self.temperature = np.zeros(rows, dtype=np.float32)
         self.filtered = np.zeros(rows, dtype=np.bool_)
         self._ones = np.ones(rows, dtype=np.int64)
+        self.mask_places = np.full(rows, -1, dtype=np.int64)
+        self.has_masks = False
 
     def apply(self, plan: BatchPlan) -> tuple[Launch, ...]:
         """Take over a plan's changes; returns its launches, with all lengths advanced."""
         if len(plan.added):
             self._add(plan)
+        if self.has_masks or len(plan.mask_rows):
+            self.mask_places.fill(-1)
+            self.mask_places[plan.mask_rows] = np.arange(len(plan.mask_rows))
+            self.has_masks = len(plan.mask_rows) > 0
         if plan.decode_rows is not None:
             self._lengths[self.decode_rows] = self._decode_lengths
             self.decode_rows = plan.decode_rows.astype(np.int64)

@@ -39,6 +39,7 @@ NO_CHUNKS: ParamsArray = np.empty(0, dtype=CHUNK)
 NO_CONTROLS: IntArray = np.empty(0, dtype=np.int32)
 NO_WRITES: IntArray = np.empty((0, 3), dtype=np.int32)
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int32)
+NO_MASKS: IntArray = np.empty((0, 0), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,9 @@ class BatchPlan:
             token follows come first.
         token_ids: int32: the chunks' tokens, one chunk after the other.
         mixed: decode rows and chunks share one launch; otherwise decode rows come first.
+        mask_rows: int32 ``[m]``: rows whose token of this step must be among some, each of them
+            sampled by one of the launches.
+        masks: int32 ``[m, words]``: those tokens, a bit each, from the lowest of the first word.
     """
 
     number: int
@@ -70,6 +74,8 @@ class BatchPlan:
     chunks: ParamsArray = field(default_factory=lambda: NO_CHUNKS)
     token_ids: IntArray = field(default_factory=lambda: NO_TOKENS)
     mixed: bool = False
+    mask_rows: IntArray = field(default_factory=lambda: NO_TOKENS)
+    masks: IntArray = field(default_factory=lambda: NO_MASKS)
 
     @property
     def num_tokens(self) -> int:

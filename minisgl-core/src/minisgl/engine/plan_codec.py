@@ -2,7 +2,8 @@
 
 Layout: a header of ``HEADER_WORDS`` words (number low and high, flags, and the length of each
 section), then the sections one after the other: added rows, controls, table writes, decode rows,
-chunks, token ids. One copy brings all of it to a device, where every section is a slice.
+chunks, token ids, and, where the flags say so, masks: their number, the words of each, their rows,
+then the masks. One copy brings all but the masks to a device, where every section is a slice.
 """
 
 from struct import Struct
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from minisgl.engine.plan import CHUNK, ROW_PARAMS, BatchPlan, IntArray
+from minisgl.engine.plan import CHUNK, NO_MASKS, ROW_PARAMS, BatchPlan, IntArray
 
 HEADER_WORDS: Final = 10
 PARAM_WORDS: Final = ROW_PARAMS.itemsize // 4
@@ -19,6 +20,7 @@ CHUNK_WORDS: Final = CHUNK.itemsize // 4
 _HEADER: Final = Struct(f"={HEADER_WORDS}i")
 _HAS_ORDER: Final = 1
 _MIXED: Final = 2
+_HAS_MASKS: Final = 4
 
 
 class PlanLayout(NamedTuple):
@@ -34,6 +36,13 @@ class PlanLayout(NamedTuple):
     decode_rows: slice
     chunks: slice
     token_ids: slice
+    mask_rows: slice
+    masks: slice
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether any row has one."""
+        return bool(self.masks.stop > self.masks.start)
 
     @classmethod
     def of(cls, words: IntArray) -> "PlanLayout":
@@ -46,6 +55,12 @@ class PlanLayout(NamedTuple):
         c = b + writes * 3
         d = c + order
         e = d + chunks * CHUNK_WORDS
+        f = g = h = e + tokens
+        if flags & _HAS_MASKS:
+            num_masks, width = words[f : f + 2].tolist()
+            f += 2
+            g = f + num_masks
+            h = g + num_masks * width
         return cls(
             high << 31 | low,
             bool(flags & _HAS_ORDER),
@@ -57,6 +72,8 @@ class PlanLayout(NamedTuple):
             slice(c, d),
             slice(d, e),
             slice(e, e + tokens),
+            slice(f, g),
+            slice(g, h),
         )
 
 
@@ -70,6 +87,7 @@ def plan_words(plan: BatchPlan) -> int:
         + (0 if plan.decode_rows is None else len(plan.decode_rows))
         + len(plan.chunks) * CHUNK_WORDS
         + len(plan.token_ids)
+        + (2 + len(plan.mask_rows) + plan.masks.size if len(plan.mask_rows) else 0)
     )
 
 
@@ -85,7 +103,9 @@ def encode_plan(plan: BatchPlan, words: IntArray) -> int:
         0,
         plan.number & 0x7FFFFFFF,
         plan.number >> 31,
-        (0 if order is None else _HAS_ORDER) | (_MIXED if plan.mixed else 0),
+        (0 if order is None else _HAS_ORDER)
+        | (_MIXED if plan.mixed else 0)
+        | (_HAS_MASKS if len(plan.mask_rows) else 0),
         len(plan.added),
         len(plan.controls),
         len(plan.table_writes),
@@ -102,7 +122,7 @@ def encode_plan(plan: BatchPlan, words: IntArray) -> int:
             flat = section.view(np.int32).reshape(-1)
             words[used : used + len(flat)] = flat
             used += len(flat)
-    return used
+    return _encode_masks(plan, words, used) if len(plan.mask_rows) else used
 
 
 def decode_plan(words: IntArray, layout: PlanLayout | None = None) -> BatchPlan:
@@ -123,4 +143,22 @@ def decode_plan(words: IntArray, layout: PlanLayout | None = None) -> BatchPlan:
         chunks=words[at.chunks].view(CHUNK),
         token_ids=words[at.token_ids],
         mixed=at.mixed,
+        mask_rows=words[at.mask_rows],
+        masks=_masks(words, at),
     )
+
+
+def _encode_masks(plan: BatchPlan, words: IntArray, used: int) -> int:
+    num_masks, width = len(plan.mask_rows), int(plan.masks.shape[1])
+    words[used : used + 2] = num_masks, width
+    used += 2
+    words[used : used + num_masks] = plan.mask_rows
+    used += num_masks
+    words[used : used + num_masks * width] = plan.masks.reshape(-1)
+    return used + num_masks * width
+
+
+def _masks(words: IntArray, at: PlanLayout) -> IntArray:
+    if not at.has_masks:
+        return NO_MASKS
+    return words[at.masks].reshape(at.mask_rows.stop - at.mask_rows.start, -1)

@@ -23,6 +23,7 @@ class RowState:
     Attributes:
         rows: the tensors.
         inbox: int32: the last plan, on a GPU; after a plan that did not fit, an empty one.
+        masks: int32 ``[m, words]``: those of the last plan; ``None``: it has none.
 
     Args:
         num_rows: requests at once.
@@ -52,6 +53,7 @@ class RowState:
             _INBOX_WORDS if self._sends else 0, dtype=torch.int32, device=device
         )
         self.num_decode_rows = 0
+        self.masks: torch.Tensor | None = None
         self.rows = RowTensors(
             page_table=torch.zeros((count, width), dtype=torch.int32, device=device),
             lengths=torch.zeros(count, dtype=torch.int64, device=device),
@@ -70,6 +72,13 @@ class RowState:
         Returns the plan's chunks, which lie on the device now.
         """
         staged = torch.from_numpy(words)
+        self.masks = None
+        if layout.has_masks:
+            # By themselves: they may be large, and only what draws again reads them.
+            num_masks = layout.mask_rows.stop - layout.mask_rows.start
+            masks = staged[layout.masks].view(num_masks, -1)
+            self.masks = masks.to(self.device, non_blocking=True)
+            staged = staged[: layout.token_ids.stop]
         if self._sends:
             staged = self._send(staged)
         self._staged = staged

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from minisgl.kernel import controls, reference, rows, sampling
+from minisgl.kernel import controls, masks, reference, rows, sampling
 from minisgl.kernel.controls import ControlTensors, TokenLogprobs
 from minisgl.kernel.rotation import Rotation
 from minisgl.kernel.rows import DecodeInputs, RowTensors
@@ -318,6 +318,23 @@ class TokenLogprobsOp(Protocol):
         ...
 
 
+class MaskTokens(Protocol):
+    """Of some rows only those tokens may come that a mask from the host names."""
+
+    def __call__(
+        self, logits: torch.Tensor, places: torch.Tensor, masks: torch.Tensor, which: torch.Tensor
+    ) -> None:
+        """Set the logits of all other tokens of those rows to -inf.
+
+        Args:
+            logits: ``[S, vocab]``, any float dtype, changed.
+            places: int64 ``[k]``: rows of ``logits``, each once.
+            masks: int32 ``[m, ceil(vocab / 32)]``: a bit a token, from the lowest of a word.
+            which: int64 ``[k]``: the mask of each of those rows.
+        """
+        ...
+
+
 def compose_rope_store(rope: Rope, store_kv: StoreKV) -> RopeStore:
     """Return ``rope_store`` in two steps: its reference, and where only these have a fast form."""
 
@@ -374,3 +391,4 @@ class OpTable:
     ban_sequences: BanSequences = controls.ban_sequences
     penalize: Penalize = controls.penalize
     token_logprobs: TokenLogprobsOp = controls.token_logprobs
+    mask_tokens: MaskTokens = masks.mask_tokens

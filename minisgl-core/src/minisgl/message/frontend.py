@@ -50,12 +50,14 @@ class TextReply(msgspec.Struct, frozen=True, omit_defaults=True):
         text: the increment; the concatenation of all increments is the whole text.
         token_ids: the tokens that this reply commits.
         finish_reason: ``stop``, ``length``, ``abort``; ``None`` while the request runs.
-        num_prompt_tokens, num_completion_tokens, num_cached_tokens: totals, set in the last reply.
+        num_prompt_tokens: of the prompt.
+        num_completion_tokens, num_cached_tokens: totals, set in the last reply.
         logprobs: one a token of ``token_ids``, if the request asked for them.
         prompt: in the first reply, if the request asked for it (``return_prompt``,
             ``prompt_logprobs``).
         prompt_tail: in the first reply, if the request asked for it (``return_prompt_tail``): the
             end of the rendered chat, behind the last text that the client wrote.
+        stop_string: in the last reply, if one has ended the text: which.
     """
 
     uid: int
@@ -68,6 +70,7 @@ class TextReply(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: list[TokenLogprob] = []
     prompt: PromptEcho | None = None
     prompt_tail: str = ""
+    stop_string: str | None = None
 
 
 class TokensReply(msgspec.Struct, frozen=True, tag="tokens_reply"):

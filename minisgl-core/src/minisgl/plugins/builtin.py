@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from minisgl.parsing import families
 from minisgl.parsing.tools_json import HermesCalls, Llama3Calls, MistralCalls
 from minisgl.parsing.tools_pythonic import PythonicCalls
@@ -15,6 +17,7 @@ from minisgl.plugins.records import (
     AttentionBackendRecord,
     BackendQuery,
     Capabilities,
+    GrammarBackendRecord,
     KVPoolRecord,
     MoeBackendRecord,
     NoSettings,
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from minisgl.attention.interface import AttentionBackend, AttentionContext
     from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
     from minisgl.moe.interface import MoeBackend, MoeContext
+    from minisgl.structured.interface import GrammarBackend, GrammarContext
 
 
 def _reference(query: BackendQuery) -> Supported | Unsupported:  # noqa: ARG001
@@ -67,6 +71,7 @@ _TRITON_OPS = {
     "advance_rows": "Every decode row's state into the model's inputs",
     "sample_gumbel": "Greedy and Gumbel-max sampling straight from the logits",
     "sample_filtered": "The same behind top-k, top-p and min-p, without sorting",
+    "mask_tokens": "Masks from the host, read bit by bit",
 }
 
 
@@ -126,6 +131,35 @@ def _create_naive(page_size: int, settings: NoSettings) -> "PrefixCache":  # noq
     from minisgl.kvcache.naive_cache import NaivePrefixCache
 
     return NaivePrefixCache(page_size)
+
+
+class XGrammarSettings(BaseModel):
+    """Settings of the backend ``xgrammar``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_whitespace: int | None = Field(
+        8,
+        ge=1,
+        le=64,
+        description="Most spaces and line breaks in a row between the parts of JSON: a model that"
+        " goes astray writes nothing else until max_tokens; null sets no limit.",
+    )
+
+
+def _probe_xgrammar() -> int | Unsupported:
+    if find_spec("xgrammar") is None:
+        return Unsupported(
+            "needs the package xgrammar, which is not installed: pip install"
+            " 'minisgl-core[structured]'"
+        )
+    return 10
+
+
+def _create_xgrammar(context: "GrammarContext", settings: XGrammarSettings) -> "GrammarBackend":
+    from minisgl.structured.xgrammar_backend import XGrammarBackend
+
+    return XGrammarBackend(context, settings.max_whitespace)
 
 
 @hookimpl
@@ -224,6 +258,20 @@ def minisgl_prefix_caches() -> Iterable[PrefixCacheRecord[Any]]:
             settings_type=NoSettings,
             create=_create_naive,
         ),
+    ]
+
+
+@hookimpl
+def minisgl_grammar_backends() -> Iterable[GrammarBackendRecord[Any]]:
+    """Offer XGrammar, which the extra ``structured`` installs."""
+    return [
+        GrammarBackendRecord(
+            name="xgrammar",
+            summary="JSON schemas, regular expressions, choices and EBNF through XGrammar",
+            settings_type=XGrammarSettings,
+            probe=_probe_xgrammar,
+            create=_create_xgrammar,
+        )
     ]
 
 

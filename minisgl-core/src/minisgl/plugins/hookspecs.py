@@ -13,6 +13,7 @@ import pluggy
 
 from minisgl.plugins.records import (
     AttentionBackendRecord,
+    GrammarBackendRecord,
     KVPoolRecord,
     ModelRecord,
     MoeBackendRecord,
@@ -61,6 +62,11 @@ class HookSpecs:
     @hookspec
     def minisgl_prefix_caches(self) -> Iterable[PrefixCacheRecord[Any]]:
         """Offer prefix caches. Once per process; may raise."""
+        return ()
+
+    @hookspec
+    def minisgl_grammar_backends(self) -> Iterable[GrammarBackendRecord[Any]]:
+        """Offer grammar engines. Once per process; may raise."""
         return ()
 
     @hookspec

@@ -23,6 +23,7 @@ from minisgl.plugins.hookspecs import HookSpecs
 from minisgl.plugins.loading import RECORD_HOOKS, LoadedPlugin, load_plugin
 from minisgl.plugins.records import (
     AttentionBackendRecord,
+    GrammarBackendRecord,
     KVPoolRecord,
     ModelRecord,
     MoeBackendRecord,
@@ -64,8 +65,9 @@ class PluginHost:
     Attributes:
         plugins: every installed plugin in distribution order.
         failures: those that could not be loaded.
-        attention, moe, ops, kv_pools, prefix_caches, models, tool_parsers, reasoning_parsers: what
-            the others offer. Models are registered by architecture, ops as ``OP.NAME``.
+        attention, moe, ops, kv_pools, prefix_caches, models, grammars, tool_parsers,
+            reasoning_parsers: what the others offer. Models are registered by architecture, ops
+            as ``OP.NAME``.
         observer_errors: exceptions of observers, counted by (distribution, hook).
     """
 
@@ -95,6 +97,9 @@ class PluginHost:
         self.models: Registry[ModelRecord] = Registry(
             "architecture", self._offers("minisgl_models"), left_out, qualifiable=False
         )
+        self.grammars: Registry[GrammarBackendRecord[Any]] = Registry(
+            "structured.backend", self._offers("minisgl_grammar_backends"), left_out
+        )
         self.tool_parsers: Registry[ToolParserRecord] = Registry(
             "server.tool_call_parser", self._offers("minisgl_tool_parsers"), left_out
         )
@@ -115,6 +120,7 @@ class PluginHost:
             "kv_pools": self.kv_pools,
             "prefix_caches": self.prefix_caches,
             "models": self.models,
+            "grammars": self.grammars,
             "tool_parsers": self.tool_parsers,
             "reasoning_parsers": self.reasoning_parsers,
         }

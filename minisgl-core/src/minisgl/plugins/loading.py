@@ -23,6 +23,7 @@ from minisgl.plugins.hookspecs import HookSpecs
 from minisgl.plugins.records import (
     AttentionBackendRecord,
     Capabilities,
+    GrammarBackendRecord,
     KVPoolRecord,
     ModelRecord,
     MoeBackendRecord,
@@ -39,6 +40,7 @@ RECORD_HOOKS: dict[str, type] = {
     "minisgl_ops": OpRecord,
     "minisgl_kv_pools": KVPoolRecord,
     "minisgl_prefix_caches": PrefixCacheRecord,
+    "minisgl_grammar_backends": GrammarBackendRecord,
     "minisgl_tool_parsers": ToolParserRecord,
     "minisgl_reasoning_parsers": ReasoningParserRecord,
 }
@@ -218,6 +220,8 @@ def record_fault(record: Any) -> str | None:
         return f"name {record.name!r} must match {_NAME.pattern!r}"
     if record.name == "auto":
         return "name 'auto' is taken: it lets minisgl choose"
+    if record.name == "none" and isinstance(record, GrammarBackendRecord):
+        return "name 'none' is taken: it switches grammars off"
     if not isinstance(record.summary, str):
         return f"{record.name}: summary {record.summary!r} must be a string"
     return _settings_fault(record) or _callable_fault(record)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
     from minisgl.moe.interface import MoeBackend, MoeContext
     from minisgl.parsing.interface import ParserContext, TextParser
+    from minisgl.structured.interface import GrammarBackend, GrammarContext
 
 Phase = Literal["prefill", "decode"]
 
@@ -152,6 +153,23 @@ class PrefixCacheRecord(Generic[SettingsT]):
     summary: str
     settings_type: type[SettingsT]
     create: "Callable[[int, SettingsT], PrefixCache]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarBackendRecord(Generic[SettingsT]):
+    """A grammar engine on offer: it says which tokens may come next in a text of a given form.
+
+    Attributes:
+        probe: returns its rank, or why it cannot run here; called once, in the scheduler's process.
+        create: the one place that imports the engine's package; called beside the scheduler's
+            thread with the first request that has a grammar.
+    """
+
+    name: str
+    summary: str
+    settings_type: type[SettingsT]
+    probe: Callable[[], int | Unsupported]
+    create: "Callable[[GrammarContext, SettingsT], GrammarBackend]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ class LaunchedStep:
         last: int64: places of decode rows whose last allowed token this is; ``None``: of none.
         chunks: the prompt chunks.
         num_ended: requests that had ended by then: if no more have, all rows are still live.
+        masked: requests with a mask, and where their token is among those of the step.
         result: gives the tokens.
         host_s: host time spent on it so far, in seconds.
     """
@@ -47,8 +48,44 @@ class LaunchedStep:
     last: RowArray | None
     chunks: Sequence[Chunk]
     num_ended: int
+    masked: Sequence[tuple[RequestState, int]] = ()
     result: StepResult | None = None
     host_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Which tokens may come next for the masked rows of a step that get one.
+
+    Attributes:
+        decoding: requests of decode rows, the last ones in their order.
+        sampled: requests whose last chunk the step computes.
+        words: int32 ``[m, words]``: of the first, then of the others.
+    """
+
+    decoding: Sequence[RequestState]
+    sampled: Sequence[RequestState]
+    words: IntArray
+
+    @property
+    def rows(self) -> IntArray:
+        """Their rows, int32 ``[m]``."""
+        return np.array([r.row for r in (*self.decoding, *self.sampled)], dtype=np.int32)
+
+    def places(self, num_decode: int, chunks: Sequence[Chunk]) -> list[tuple[RequestState, int]]:
+        """Return each request, and the place of its token among those of the step.
+
+        Args:
+            num_decode: decode rows of the step.
+            chunks: of the step, those that get a token first.
+        """
+        first = num_decode - len(self.decoding)
+        found = [(request, first + place) for place, request in enumerate(self.decoding)]
+        wanted = set(map(id, self.sampled))
+        for place, chunk in enumerate(chunks):
+            if id(chunk.request) in wanted:
+                found.append((chunk.request, num_decode + place))
+        return found
 
 
 _NOTHING: tuple[None, RowArray, None] = (None, np.empty(0, dtype=np.int64), None)
@@ -92,10 +129,12 @@ class LaunchBuilder:
         *,
         run_decode: bool,
         num_ended: int,
+        masks: Masks | None = None,
     ) -> LaunchedStep:
         """Return the step that feeds all decode rows, if ``run_decode``, and ``chunks``.
 
-        Rows whose last chunk this is join the decode rows, for the next step.
+        Rows whose last chunk this is join the decode rows, for the next step. ``masks`` are those
+        of all masked rows among them that get a token.
         """
         number = self._num_plans
         self._num_plans += 1
@@ -117,11 +156,15 @@ class LaunchBuilder:
             chunks=chunk_params,
             token_ids=token_ids,
             mixed=self._mixed,
+            **({} if masks is None else {"mask_rows": masks.rows, "masks": masks.words}),
         )
         self._sent = order
-        return LaunchedStep(
+        step = LaunchedStep(
             plan=plan, decode=decode, ends=ends, last=last, chunks=chunks, num_ended=num_ended
         )
+        if masks is not None:
+            step.masked = masks.places(len(ends), chunks)
+        return step
 
     def _launch_chunks(self, chunks: Sequence[Chunk], number: int) -> tuple[ParamsArray, IntArray]:
         """Give chunks their pages and advance their rows; returns ``CHUNK`` and their tokens."""
@@ -136,7 +179,7 @@ class LaunchBuilder:
             params[place] = (row, chunk.start, chunk.length, chunk.is_last)
             tokens.append(table.tokens[row, chunk.start : end])
             if chunk.is_last:
-                self._decode.add(row)
+                self._decode.add(row, masked=chunk.request.grammar is not None)
         return params, np.concatenate(tokens)
 
     def _params(self, added: Sequence[RequestState]) -> tuple[ParamsArray, IntArray]:

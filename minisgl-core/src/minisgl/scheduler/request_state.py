@@ -9,10 +9,26 @@ from minisgl.engine.reports import LogprobArrays
 from minisgl.kvcache.interface import CacheHandle
 from minisgl.message import Failure
 from minisgl.request import FinishReason, SamplingParams
+from minisgl.structured.interface import MaskArray, Matcher
 
 
 def _no_gaps() -> npt.NDArray[np.float32]:
     return np.empty(0, dtype=np.float32)
+
+
+@dataclass(slots=True, eq=False)
+class GrammarState:
+    """What a request has of its grammar; it survives retractions, since tokens only ever grow.
+
+    Attributes:
+        matcher: has accepted every committed token of the output.
+        never: int32 ``[words]``: tokens that may come at no time, whatever the grammar says.
+        early: int32 ``[words]``: tokens that may not come below ``min_tokens``.
+    """
+
+    matcher: Matcher
+    never: MaskArray
+    early: MaskArray
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -53,6 +69,8 @@ class RequestState:
         scored: the log-probabilities of its prompt, if it wants them, have been sent.
         prompt_logprobs: those that are there so far; they begin anew with every row.
         min_pages: pages that its last failed admission asked for.
+        compiling: waits for its grammar, outside of the queue.
+        grammar: what its text must match, once it is compiled.
         matched_tokens, matched_at: what the prefix cache held of it at which pass of admission, -1
             if it was not looked up; for longest prefix first.
     """
@@ -89,6 +107,8 @@ class RequestState:
     matched_at: int = -1
     last_token: float = 0.0
     saved_gaps: npt.NDArray[np.float32] = field(default_factory=_no_gaps)
+    compiling: bool = False
+    grammar: GrammarState | None = None
 
     @property
     def scores_prompt(self) -> bool:

@@ -34,11 +34,12 @@ from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.commit import Committer
 from minisgl.scheduler.decode import DecodeManager
 from minisgl.scheduler.early_aborts import EarlyAborts
+from minisgl.scheduler.grammars import Ending, Grammars
 from minisgl.scheduler.interfaces import Observers, StepEngine
-from minisgl.scheduler.launch import LaunchBuilder, LaunchedStep
+from minisgl.scheduler.launch import LaunchBuilder, LaunchedStep, Masks
 from minisgl.scheduler.output import OutputCollector
 from minisgl.scheduler.policy import PolicyName, make_policy
-from minisgl.scheduler.prefill import PrefillManager
+from minisgl.scheduler.prefill import Chunk, PrefillManager
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.room import RoomMaker
 from minisgl.scheduler.stats import request_stats, step_stats
@@ -46,6 +47,7 @@ from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.token_times import TokenTimes
 from minisgl.scheduler.transport import Transport
 from minisgl.scheduler.waiting import OrderName
+from minisgl.structured.compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ _MAX_FAILED_STEPS = 3
 
 _STEPS_OF_GARBAGE = 1000
 """After so many steps an idle scheduler collects reference cycles, which others may have left."""
+
+_COMPILE_CHECK_S = 0.002
+"""A scheduler that has nothing to do but wait for grammars looks this often for messages."""
 
 _IDLE_CHECK_S = 1.0
 """An idle scheduler looks this often whether its engine is still there."""
@@ -75,6 +80,7 @@ class Scheduler:
         order: of admission, within a priority.
         seed: of the noise of requests that bring no seed.
         observers: told about finished steps and requests.
+        compiler: of the grammars that requests bring; without one they are refused.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class Scheduler:
         order: OrderName = "fcfs",
         seed: int = 0,
         observers: Observers | None = None,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         info = self.info = engine.info
         self._engine = engine
@@ -127,6 +134,9 @@ class Scheduler:
             info.eos_token_ids,
             mixed=mixed,
         )
+        self._compiler = compiler or GrammarCompiler(None, off="there is no grammar engine")
+        self._grammars = Grammars(self._compiler, info)
+        self._num_masked = 0
         self._output = OutputCollector()
         self._times: TokenTimes | None = None
         if observers is not None and observers.has_request_observers:
@@ -148,7 +158,6 @@ class Scheduler:
         self._draining = False
         self._num_accepted = 0
         self._num_ended = 0
-        self._last_processed = -1
         self._num_failed_steps = 0
         self._drained_s = 0.0
         self.num_processed_steps = 0
@@ -211,6 +220,8 @@ class Scheduler:
 
         Returns whether anything was done.
         """
+        if self._grammars.num_compiling:
+            self._take_compiled()
         launched = self._launch_step()
         if self._overlap:
             done, self._pending = self._pending, launched
@@ -220,10 +231,13 @@ class Scheduler:
             self._process(done)
         self._settle()
         self._flush()
+        if launched is None and done is None and self._grammars.num_compiling:
+            self._grammars.wait(_COMPILE_CHECK_S)
         return launched is not None or done is not None
 
     def close(self) -> None:
-        """Stop what the engine runs outside of this process. Safe to call twice."""
+        """Stop what the engines run outside of this process. Safe to call twice."""
+        self._compiler.close()
         self._engine.close()
 
     def check(self) -> None:
@@ -278,7 +292,10 @@ class Scheduler:
         )
         self._num_accepted += 1
         self._requests[message.uid] = request
-        self._prefill.enqueue(request)
+        if failure is None and params.grammar is not None:
+            failure = self._grammars.begin(request)
+        if not request.compiling:
+            self._prefill.enqueue(request)
         if failure is not None:
             self._finish(request, FinishReason.ERROR, failure=failure)
         elif self._early_aborts.take(message.uid):
@@ -318,14 +335,20 @@ class Scheduler:
             for request in admitted:
                 self._times.open(request)
         self._room.for_oldest_prompt()
-        chunks, num_decode = self._prefill.chunks(budget), len(self._decode)
-        if not chunks and not num_decode:
+        chunks, num_decode = self._prefill.chunks(budget), self._decode.num_ready
+        run_decode, masks = self._policy.runs_decode(num_decode, len(chunks)), None
+        if self._num_masked:
+            masks = self._fill_masks(chunks, run_decode=run_decode)
+            chunks = [chunk for chunk in chunks if chunk.request.terminal is None]
+            num_decode = self._decode.num_ready
+        if not chunks and not (num_decode and run_decode):
             return None
         step = self._launches.build(
             self._take_added(),
             chunks,
-            run_decode=self._policy.runs_decode(num_decode, len(chunks)),
+            run_decode=run_decode,
             num_ended=self._num_ended,
+            masks=masks,
         )
         for chunk in chunks:
             if chunk.is_last:
@@ -343,6 +366,40 @@ class Scheduler:
         if self.info.asynchronous:  # else it has computed the step, which is not the host's work
             step.host_s += time.perf_counter() - planned
         return step
+
+    def _fill_masks(self, chunks: list[Chunk], *, run_decode: bool) -> Masks | None:
+        """Say what may come next in masked rows that get a token; some requests end instead."""
+        rows = self._decode.ready_masked.tolist() if run_decode else []
+        decoding = [self.table.owner(row) for row in rows]
+        sampled = [c.request for c in chunks if c.is_last and c.request.grammar is not None]
+        words = np.zeros((len(decoding) + len(sampled), self._grammars.num_words), dtype=np.int32)
+        kept: list[RequestState] = []
+        for request in (*decoding, *sampled):
+            num_output = int(self.table.num_tokens[request.row]) - request.num_prompt_tokens
+            ending = self._grammars.fill(request, num_output, words[len(kept)])
+            if ending is None:
+                kept.append(request)
+            else:
+                self._end_by_grammar(request, ending)
+        if not kept:
+            return None
+        num_decoding = sum(request.terminal is None for request in decoding)
+        return Masks(kept[:num_decoding], kept[num_decoding:], words[: len(kept)])
+
+    def _end_by_grammar(self, request: RequestState, ending: Ending) -> None:
+        if isinstance(ending, Failure):
+            self._finish(request, FinishReason.ERROR, failure=ending)
+        else:
+            self._finish(request, ending)
+
+    def _take_compiled(self) -> None:
+        """Let requests whose grammar is compiled join the queue; those whose is not end."""
+        for request, failure in self._grammars.take_compiled():
+            self._prefill.enqueue(request)
+            if request.grammar is not None:
+                self._num_masked += 1
+            if failure is not None:
+                self._finish(request, FinishReason.ERROR, failure=failure)
 
     def _retract(self, victim: RequestState) -> None:
         """Launch ``victim`` no more; it waits again once nothing of it is in flight."""
@@ -387,10 +444,15 @@ class Scheduler:
             return
         began = time.perf_counter()
         self._num_failed_steps = 0
-        self._last_processed = step.plan.number
+        self._decode.num_processed = step.plan.number
         reports = step.result.reports()
         for request, reason in self._committer.commit(step, tokens, reports, self._num_ended):
             self._finish(request, reason)
+        for request, place in step.masked:
+            if request.terminal is None:
+                ending = self._grammars.accept(request, int(tokens[place]))
+                if ending is not None:
+                    self._end_by_grammar(request, ending)
         self.num_processed_steps += 1
         if self._observers is not None and self._observers.has_step_observers:
             self._observers.step_finished(
@@ -410,7 +472,7 @@ class Scheduler:
         if self._num_failed_steps >= _MAX_FAILED_STEPS:
             raise error
         logger.error("a step failed; its requests end with an error", exc_info=error)
-        self._last_processed = step.plan.number
+        self._decode.num_processed = step.plan.number
         rows = [] if step.decode is None else step.decode.rows.tolist()
         requests = [self.table.owner(row) for row in rows]
         for request in [*requests, *(chunk.request for chunk in step.chunks)]:
@@ -438,7 +500,11 @@ class Scheduler:
         request.failure = failure
         request.num_output_tokens = output if num_tokens is None else min(num_tokens, output)
         del self._requests[request.uid]
-        if not request.retracting:
+        if request.grammar is not None:
+            self._num_masked -= 1
+        if request.compiling:
+            self._grammars.forget(request)
+        elif not request.retracting:
             self._prefill.forget(request)
             if request.row >= 0:
                 self._decode.discard(request.row)
@@ -454,7 +520,7 @@ class Scheduler:
             return
         still_flying: list[RequestState] = []
         for request in self._leaving:
-            if self.table.last_step[request.row] > self._last_processed:
+            if self.table.last_step[request.row] > self._decode.num_processed:
                 still_flying.append(request)
                 continue
             self.cache.release(request)

@@ -8,6 +8,8 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import choose_encoder
 
 from minisgl.errors import RequestError
+from minisgl.server.anthropic.routes import add_anthropic_routes
+from minisgl.server.chat.service import ChatService
 from minisgl.server.client import EngineClient
 from minisgl.server.errors import error_response, install_error_handlers
 from minisgl.server.fields import RequestParser
@@ -19,6 +21,7 @@ from minisgl.server.middleware import (
 )
 from minisgl.server.openai.routes import add_openai_routes
 from minisgl.server.openapi import ApiPage
+from minisgl.server.responses.routes import add_responses_routes
 from minisgl.server.route_docs import ROUTE_DOCS
 from minisgl.server.served_model import ServedModel
 from minisgl.server.tokens import add_token_routes
@@ -50,7 +53,10 @@ def create_app(
     _add_metrics_route(app, metrics)
     _add_status_routes(app, client, model)
     parser = RequestParser(strict=strict_requests)
-    add_openai_routes(app, client, model, parser)
+    service = ChatService(client=client, model=model, parser=parser)
+    add_openai_routes(app, service)
+    add_responses_routes(app, service)
+    add_anthropic_routes(app, service)
     add_token_routes(app, client, model, parser)
     # FastAPI documents itself through this method; it is meant to be replaced.
     app.openapi = ApiPage(app, ROUTE_DOCS, strict=strict_requests).build  # type: ignore[method-assign]

@@ -28,6 +28,10 @@ MAX_QUOTED = 2000
 """Longest message and field name of an error: they may quote what the client sent."""
 
 
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
 def request_id(scope: Scope) -> str:
     """Return the id of a request: the client's own, or the one that the server gave it."""
     found: str = scope.get(REQUEST_ID_KEY) or ""
@@ -88,6 +92,10 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def _gone(request: Request, error: ClientDisconnect) -> Response:  # noqa: ARG001
         return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody will read it
+
+    @app.exception_handler(ClientGoneError)
+    async def _left(request: Request, error: ClientGoneError) -> Response:  # noqa: ARG001
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(HTTPException)
     async def _routing(request: Request, error: HTTPException) -> Response:

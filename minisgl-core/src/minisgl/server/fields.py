@@ -90,7 +90,7 @@ class RequestParser:
         try:
             request = model.model_validate(fields)
         except ValidationError as error:
-            raise _request_error(error, fields) from error
+            raise request_error(error, fields) from error
         self._judge_unknown(request, model)
         return request
 
@@ -129,7 +129,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _request_error(error: ValidationError, fields: dict[str, Any]) -> RequestError:
+def request_error(error: ValidationError, fields: dict[str, Any]) -> RequestError:
     """Return pydantic's complaints about one field as a request error that names it.
 
     A union complains once a branch; what all of them expect is put together.

@@ -9,9 +9,8 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from minisgl.errors import RequestError
-from minisgl.server.errors import CLIENT_CLOSED_REQUEST
 from minisgl.server.generation import Generation
-from minisgl.server.streaming import ClientGoneError, EventStreamResponse, unless_disconnected
+from minisgl.server.streaming import EventStreamResponse, unless_disconnected
 
 MAX_BODY_BYTES: Final = 16 * 2**20
 """Largest request body; one of token ids for a context of a million still fits."""
@@ -63,6 +62,7 @@ async def respond(
 
     Raises:
         RequestError: the request was refused or failed.
+        ClientGoneError: nobody waits for the answer any more.
     """
     streaming = False
     try:
@@ -74,8 +74,6 @@ async def respond(
         return EventStreamResponse(
             answer.events(generation), generation, path=request.scope["path"]
         )
-    except ClientGoneError:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         if not streaming:
             generation.close()

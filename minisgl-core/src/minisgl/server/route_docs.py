@@ -14,9 +14,11 @@ from minisgl.server.answer_models import (
     TokenizeAnswer,
     Version,
 )
+from minisgl.server.anthropic.request import CountTokensRequest, MessagesRequest
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.completion_request import CompletionRequest
 from minisgl.server.openapi import RouteDoc
+from minisgl.server.responses.request import ResponsesRequest
 from minisgl.server.tokens import DetokenizeBody, TokenizeBody
 
 ROUTE_DOCS: Final[Sequence[RouteDoc]] = (
@@ -33,6 +35,23 @@ ROUTE_DOCS: Final[Sequence[RouteDoc]] = (
         body=CompletionRequest,
         answer=Completion,
         event=Completion,
+    ),
+    RouteDoc(
+        path="/v1/responses",
+        summary="Answer a chat, as OpenAI's Responses API does, without keeping it.",
+        body=ResponsesRequest,
+        events="OpenAI's events, from response.created to response.completed.",
+    ),
+    RouteDoc(
+        path="/v1/messages",
+        summary="Answer a chat, as Anthropic's API does.",
+        body=MessagesRequest,
+        events="Anthropic's events, from message_start to message_stop.",
+    ),
+    RouteDoc(
+        path="/v1/messages/count_tokens",
+        summary="Count the tokens of a chat, as Anthropic's API does.",
+        body=CountTokensRequest,
     ),
     RouteDoc(
         path="/tokenize",

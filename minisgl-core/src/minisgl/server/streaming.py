@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.errors import RequestError
-from minisgl.server.errors import error_body, is_anthropic
+from minisgl.server.errors import ClientGoneError, error_body, is_anthropic
 from minisgl.server.generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -19,10 +19,6 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 DONE = b"data: [DONE]\n\n"
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection before its answer was complete."""
 
 
 def sse_event(data: Any, name: str | None = None) -> bytes:

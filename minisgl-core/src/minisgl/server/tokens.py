@@ -9,13 +9,13 @@ from pydantic import Field
 
 from minisgl.errors import RequestError
 from minisgl.message import DetokenizeOnly, TokenizeOnly
+from minisgl.parsing.tool_choice import plan_tools
 from minisgl.request import MAX_WHOLE
 from minisgl.server.client import EngineClient
-from minisgl.server.errors import CLIENT_CLOSED_REQUEST
 from minisgl.server.fields import NotOffered, RequestModel, RequestParser
 from minisgl.server.respond import json_response, read_body
 from minisgl.server.served_model import ServedModel
-from minisgl.server.streaming import ClientGoneError, unless_disconnected
+from minisgl.server.streaming import unless_disconnected
 
 
 class TokenizeBody(RequestModel):
@@ -65,7 +65,7 @@ class TokenizeBody(RequestModel):
             template_kwargs=self.chat_template_kwargs or {},
             add_generation_prompt=generation_prompt(self),
             continue_final_message=self.continue_final_message,
-            tools=self.tools or [],
+            tools=plan_tools(self.tools).template_tools,
         )
 
     def texts(self) -> Iterator[tuple[str, str]]:
@@ -128,10 +128,7 @@ def add_token_routes(
         model.check_name(asked.model)
         for name, text in asked.texts():
             model.check_length(text, name)
-        try:
-            reply = await unless_disconnected(request.receive, client.tokens(asked.ask))
-        except ClientGoneError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        reply = await unless_disconnected(request.receive, client.tokens(asked.ask))
         return json_response(
             {
                 "count": len(reply.token_ids),
@@ -149,8 +146,5 @@ def add_token_routes(
         def ask(uid: int) -> DetokenizeOnly:
             return DetokenizeOnly(uid, asked.tokens, skip_special_tokens=asked.skip_special_tokens)
 
-        try:
-            reply = await unless_disconnected(request.receive, client.tokens(ask))
-        except ClientGoneError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        reply = await unless_disconnected(request.receive, client.tokens(ask))
         return json_response({"prompt": reply.text})

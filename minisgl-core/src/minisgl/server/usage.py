@@ -31,12 +31,8 @@ class Usage:
         """Count a reply to the answer ``index``."""
         prompt = index // self.n
         if prompt not in self._counted_prompts:
-            if reply.prompt is not None:
-                self._counted_prompts.add(prompt)
-                self.num_prompt_tokens += len(reply.prompt.token_ids)
-            elif reply.finish_reason is not None:
-                self._counted_prompts.add(prompt)
-                self.num_prompt_tokens += reply.num_prompt_tokens
+            self._counted_prompts.add(prompt)
+            self.num_prompt_tokens += reply.num_prompt_tokens
         if reply.finish_reason is not None and index % self.n == 0:
             # The others find the prompt that the first one has just computed: that is no saving.
             self.num_cached_tokens += reply.num_cached_tokens

@@ -180,6 +180,25 @@ class SchedulerSettings(Section):
     )
 
 
+class StructuredSettings(Section):
+    """Texts of a given form: JSON schemas, regular expressions, choices, grammars."""
+
+    backend: str = Field(
+        "auto",
+        min_length=1,
+        description="Grammar engine: auto, a name, or none; auto starts without one if none is"
+        " installed, and refuses requests that need it.",
+    )
+    compile_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        allow_inf_nan=False,
+        description="Seconds that one grammar may take to compile; its request waits meanwhile,"
+        " and no other one does.",
+    )
+
+
 class ParallelSettings(Section):
     """How the model is spread over devices."""
 
@@ -265,6 +284,7 @@ class Settings(BaseSettings):
     moe: MoeSettings = Field(default_factory=MoeSettings)
     cache: CacheSettings = Field(default_factory=CacheSettings)
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
+    structured: StructuredSettings = Field(default_factory=StructuredSettings)
     parallel: ParallelSettings = Field(default_factory=ParallelSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     plugins: PluginSettings = Field(default_factory=PluginSettings)

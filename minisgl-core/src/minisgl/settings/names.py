@@ -101,6 +101,11 @@ FLAT_NAMES: tuple[FlatName, ...] = (
     FlatName(name="scheduler-policy", setting="scheduler.policy"),
     FlatName(name="scheduler-order", setting="scheduler.order"),
     FlatName(
+        name="grammar-backend",
+        setting="structured.backend",
+        aliases=("guided-decoding-backend",),
+    ),
+    FlatName(
         name="tensor-parallel-size",
         setting="parallel.tensor_parallel_size",
         aliases=("tp", "tp-size"),

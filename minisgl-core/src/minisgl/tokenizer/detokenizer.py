@@ -122,7 +122,13 @@ class _Stream:
         prompt, self.prompt = self.prompt, None
         tail, self.tail = self.tail, ""
         return TextReply(
-            self.start.uid, text, token_ids, logprobs=logprobs, prompt=prompt, prompt_tail=tail
+            self.start.uid,
+            text,
+            token_ids,
+            num_prompt_tokens=self.start.num_prompt_tokens,
+            logprobs=logprobs,
+            prompt=prompt,
+            prompt_tail=tail,
         )
 
 
@@ -221,9 +227,9 @@ def _last_reply(stream: _Stream, text: str, reason: str, num_cached_tokens: int)
     return msgspec.structs.replace(
         stream.reply(text),
         finish_reason=str(reason),
-        num_prompt_tokens=stream.start.num_prompt_tokens,
         num_completion_tokens=stream.num_tokens,
         num_cached_tokens=num_cached_tokens,
+        stop_string=None if stream.finder is None else stream.finder.found,
     )
 
 

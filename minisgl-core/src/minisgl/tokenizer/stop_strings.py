@@ -48,12 +48,14 @@ class StopFinder:
 
     Attributes:
         held: text that was read and not returned, because a stop string may begin in it.
+        found: the stop string that has ended the text, if one has.
     """
 
     def __init__(self, stop: Sequence[str], *, include: bool) -> None:
         self._matchers = [_Matcher(pattern) for pattern in stop]
         self._include = include
         self.held = ""
+        self.found: str | None = None
 
     def feed(self, text: str, *, may_stop: bool) -> tuple[str, bool]:
         """Read ``text``; return what may be sent now, and whether a stop string was found.
@@ -67,8 +69,8 @@ class StopFinder:
             found = [m for m in self._matchers if m.feed(character)]
             if found and may_stop:
                 self.held = ""
-                longest = max(len(m.pattern) for m in found)
-                return buffer[: end if self._include else end - longest], True
+                self.found = max((m.pattern for m in found), key=len)
+                return buffer[: end if self._include else end - len(self.found)], True
         cut = len(buffer) - max(m.num_open for m in self._matchers)
         self.held = buffer[cut:]
         return buffer[:cut], False

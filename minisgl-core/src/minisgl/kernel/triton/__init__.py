@@ -10,6 +10,7 @@ the model once and samples once, plain and filtered, leaves nothing to compile. 
 from minisgl.kernel.triton.activations import gelu_and_mul, silu_and_mul
 from minisgl.kernel.triton.filters import sample_filtered
 from minisgl.kernel.triton.linear import linear
+from minisgl.kernel.triton.masks import mask_tokens
 from minisgl.kernel.triton.norms import add_rms_norm, rms_norm
 from minisgl.kernel.triton.paging import page_indices
 from minisgl.kernel.triton.rope_store import rope, rope_store, store_kv
@@ -22,6 +23,7 @@ __all__ = [
     "apply_plan",
     "gelu_and_mul",
     "linear",
+    "mask_tokens",
     "page_indices",
     "rms_norm",
     "rope",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from minisgl.message import TextReply
+from minisgl.server.chunks import ChunkEncoder
 from minisgl.server.generation import Generation
-from minisgl.server.openai.chunks import ChunkEncoder
 from minisgl.server.openai.fields import GenerationFields
 from minisgl.server.streaming import DONE
 from minisgl.server.usage import Usage

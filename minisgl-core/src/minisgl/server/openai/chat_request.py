@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from minisgl.errors import RequestError
+from minisgl.parsing.tool_choice import ToolPlan, plan_tools
 from minisgl.request import MAX_LOGPROBS, MAX_WHOLE, SamplingParams
 from minisgl.server.fields import NotOffered
 from minisgl.server.openai.fields import NOT_OFFERED, GenerationFields, documented
@@ -13,9 +14,6 @@ from minisgl.server.tokens import generation_prompt, message_texts
 
 CHAT_NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     **NOT_OFFERED,
-    "tools": NotOffered("not yet", ([],)),
-    "tool_choice": NotOffered("not yet", ("none", "auto")),
-    "parallel_tool_calls": NotOffered("not yet", (True, False)),
     "functions": NotOffered("OpenAI replaced it by tools", ([],)),
     "function_call": NotOffered("OpenAI replaced it by tool_choice", ("none", "auto")),
     "modalities": NotOffered("answers are text", (["text"],)),
@@ -25,6 +23,7 @@ CHAT_NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "web_search_options": NotOffered("this server searches nothing"),
     "chat_template": NotOffered("a template is a program; the server uses the model's own"),
     "documents": NotOffered("put them into the messages", ([],)),
+    "separate_reasoning": NotOffered("reasoning is always apart; see include_reasoning", (True,)),
     "store": NotOffered("this server keeps nothing", (False,)),
     "echo": NotOffered("it belongs to /v1/completions", (False,)),
     "suffix": NotOffered("it belongs to /v1/completions", ("",)),
@@ -52,6 +51,15 @@ class ChatRequest(GenerationFields):
     """Extra variables of the chat template, such as ``{"enable_thinking": false}``."""
     add_generation_prompt: bool = True
     """End the prompt with the header of the assistant's turn."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call: objects with ``type`` and ``function``."""
+    tool_choice: str | dict[str, Any] | None = None
+    """``auto`` (the default with tools), ``none``, ``required``, an object that names a function,
+    or one of type ``allowed_tools``."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may hold several calls."""
+    include_reasoning: bool = True
+    """Whether the answer shows the model's reasoning, which it has done in any case."""
     continue_final_message: bool = False
     """Leave the last message open: the answer goes on with it."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -69,6 +77,14 @@ class ChatRequest(GenerationFields):
             raise RequestError(
                 f"top_logprobs={self.top_logprobs} needs logprobs=true", param="top_logprobs"
             )
+
+    def tool_plan(self) -> ToolPlan:
+        """Return what the request wants of tools.
+
+        Raises:
+            RequestError: the tools are malformed, or the choice names none of them.
+        """
+        return plan_tools(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     def template_options(self) -> dict[str, Any]:
         """Return the fields of ``TokenizeRequest`` that say how the messages are rendered.

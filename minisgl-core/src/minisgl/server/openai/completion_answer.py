@@ -5,8 +5,8 @@ from typing import Any
 
 from minisgl.message import PromptEcho, TextReply, TokenLogprob
 from minisgl.request import FinishReason
+from minisgl.server.chunks import TextChunks
 from minisgl.server.openai.answer import Answer, AnswerHead
-from minisgl.server.openai.chunks import TextChunks
 from minisgl.server.openai.completion_request import CompletionRequest
 from minisgl.server.openai.logprobs import (
     CompletionLogprobs,

@@ -155,7 +155,7 @@ class GenerationFields(GrammarFields):
     @property
     def wants_prompt(self) -> bool:
         """Whether the answer needs the prompt's tokens."""
-        return self.return_token_ids or self.continuous_usage
+        return self.return_token_ids
 
     def check_together(self) -> None:
         """Refuse fields that contradict one another.

@@ -1,5 +1,6 @@
 """Server-sent events of OpenAI's streams, encoded with as little work a token as possible."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -49,13 +50,26 @@ class ChunkEncoder:
             choice: of the chunk.
             path: keys that lead to the text within ``choice``.
         """
-        marked = dict(choice)
-        inner = marked
-        for key in path[:-1]:
-            inner[key] = inner = dict(inner[key])
-        inner[path[-1]] = _MARK
-        before, after = self.chunk([marked]).split(_ENCODER.encode(_MARK))
-        return TextChunks(before, after)
+
+        def marked(mark: str) -> bytes:
+            changed = dict(choice)
+            inner = changed
+            for key in path[:-1]:
+                inner[key] = inner = dict(inner[key])
+            inner[path[-1]] = mark
+            return self.chunk([changed])
+
+        return text_chunks(marked)
+
+
+def text_chunks(event: Callable[[str], bytes]) -> "TextChunks":
+    """Return the encoder of events that differ in one text only.
+
+    Args:
+        event: makes an event with the given text in it.
+    """
+    before, after = event(_MARK).split(_ENCODER.encode(_MARK))
+    return TextChunks(before, after)
 
 
 class TextChunks:

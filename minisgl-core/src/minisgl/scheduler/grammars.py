@@ -1,0 +1,163 @@
+"""Requests whose text must match a grammar: how they wait for it, and what may come next."""
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from minisgl.engine.info import EngineInfo
+from minisgl.errors import RequestError
+from minisgl.message import Failure
+from minisgl.request import FinishReason
+from minisgl.scheduler.request_state import GrammarState, RequestState
+from minisgl.structured.compiler import Compilation, GrammarCompiler
+from minisgl.structured.interface import CompiledGrammar, MaskArray, mask_words
+
+logger = logging.getLogger(__name__)
+
+MAX_FILL_S: Final = 2.0
+"""A request whose mask took so long ends: every other one had to wait for it."""
+
+Ending = FinishReason | Failure
+"""How a request ends because of its grammar: its text is complete, or something went wrong."""
+
+
+class Grammars:
+    """Compiles grammars beside the loop, and fills masks and follows texts in it.
+
+    Args:
+        compiler: compiles.
+        info: of the engine: its vocabulary, and the tokens that end a text.
+    """
+
+    def __init__(self, compiler: GrammarCompiler, info: EngineInfo) -> None:
+        self._compiler = compiler
+        self._vocab_size = info.vocab_size
+        self.num_words = mask_words(info.vocab_size)
+        self._nothing = self._bits(())
+        self._eos = self._bits(info.eos_token_ids)
+        self._outside = ~self._bits(range(info.vocab_size))
+        self._compiling: dict[int, tuple[RequestState, Compilation]] = {}
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return len(self._compiling)
+
+    def begin(self, request: RequestState) -> Failure | None:
+        """Let ``request`` wait for its grammar, or return why it cannot have one."""
+        assert request.params.grammar is not None, "the request asks for a grammar"
+        try:
+            compilation = self._compiler.submit(request.params.grammar)
+        except RequestError as error:
+            return _failure(error)
+        self._compiling[request.uid] = request, compilation
+        request.compiling = True
+        return None
+
+    def forget(self, request: RequestState) -> None:
+        """``request`` has ended while it waited."""
+        _, compilation = self._compiling.pop(request.uid)
+        request.compiling = False
+        self._compiler.leave(compilation)
+
+    def take_compiled(self) -> list[tuple[RequestState, Failure | None]]:
+        """Return the requests that wait no more, in the order in which they came, and what failed.
+
+        They have their ``GrammarState`` now, unless something failed.
+        """
+        self._compiler.poll()
+        done = [pair for pair in self._compiling.values() if pair[1].done]
+        taken: list[tuple[RequestState, Failure | None]] = []
+        for request, compilation in done:
+            del self._compiling[request.uid]
+            request.compiling = False
+            if compilation.grammar is None:
+                assert compilation.error is not None, "a compilation has one result"
+                taken.append((request, _failure(compilation.error)))
+                continue
+            taken.append((request, self._open(request, compilation.grammar)))
+        return taken
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until a grammar is compiled, at most ``timeout`` seconds."""
+        self._compiler.wait(timeout)
+
+    def fill(self, request: RequestState, num_output: int, mask: MaskArray) -> Ending | None:
+        """Write which tokens may come next; returns how the request ends instead, if it does.
+
+        Args:
+            request: one whose output is committed to its last token.
+            num_output: tokens of that.
+            mask: int32 ``[num_words]``.
+        """
+        state = request.grammar
+        assert state is not None, "the request has a grammar"
+        began = time.perf_counter()
+        try:
+            state.matcher.fill_mask(mask)
+        except Exception as error:
+            logger.exception("the grammar of request %d failed", request.uid)
+            return _broken(error)
+        took = time.perf_counter() - began
+        if took > MAX_FILL_S:
+            return _wrong(f"it took {took:.1f} s to say which tokens may come next")
+        mask &= ~self._outside
+        may_end = bool((mask & self._eos).any())
+        mask &= ~state.never
+        if num_output < request.params.min_tokens:
+            mask &= ~state.early
+        if mask.any():
+            return None
+        if may_end:  # only the end may come, and the request does not obey end-of-sequence tokens
+            return FinishReason.STOP
+        return _wrong("no token may come next")
+
+    def accept(self, request: RequestState, token: int) -> Ending | None:
+        """Take note of the next token of the output; returns how the request ends, if it does."""
+        state = request.grammar
+        assert state is not None, "the request has a grammar"
+        try:
+            accepted = state.matcher.accept(token)
+            finished = state.matcher.finished
+        except Exception as error:
+            logger.exception("the grammar of request %d failed", request.uid)
+            return _broken(error)
+        if not accepted:
+            return _wrong(f"the token {token} came, which it does not allow")
+        return FinishReason.STOP if finished else None
+
+    def _open(self, request: RequestState, grammar: CompiledGrammar) -> Failure | None:
+        params = request.params
+        never = self._eos if params.ignore_eos else self._nothing
+        if params.allowed_token_ids is not None:
+            never = never | ~self._bits(params.allowed_token_ids)
+        early = self._nothing
+        if params.min_tokens:
+            early = self._eos | self._bits(request.stop_token_ids)
+        try:
+            request.grammar = GrammarState(grammar.matcher(), never, early)
+        except Exception as error:
+            logger.exception("the grammar of request %d failed", request.uid)
+            return _broken(error)
+        return None
+
+    def _bits(self, tokens: Iterable[int]) -> MaskArray:
+        """Return a mask with the bits of these tokens, as far as they are in the vocabulary."""
+        flags = np.zeros(mask_words(self._vocab_size) * 32, dtype=np.uint8)
+        flags[[token for token in tokens if token < self._vocab_size]] = 1
+        return np.packbits(flags, bitorder="little").view("<i4").astype(np.int32)
+
+
+def _failure(error: RequestError) -> Failure:
+    return Failure(error.message, error.status, error.param, error.code)
+
+
+def _broken(error: Exception) -> Failure:
+    return Failure(f"the grammar engine failed: {error}", status=500, param="grammar")
+
+
+def _wrong(what: str) -> Failure:
+    return Failure(f"the grammar cannot be obeyed any further: {what}", status=500, param="grammar")
