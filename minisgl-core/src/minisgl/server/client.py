@@ -107,6 +107,7 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str | None = None,
         options: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> Generation:
         """Send one request and return its replies; close the result.
 
@@ -116,6 +117,7 @@ class EngineClient:
             priority: a higher number is served earlier.
             cache_salt: only requests with the same one share cached prefixes.
             options: more fields of ``TokenizeRequest``: how prompts become tokens.
+            names: of request fields as the client knows them, for errors of the engine.
 
         Raises:
             RequestError: the server stops or has failed, or a value cannot be sent.
@@ -141,7 +143,7 @@ class EngineClient:
             first.append(requests[0])
             if len(requests) > 1:
                 followers[requests[0].uid] = requests[1:]
-        generation = Generation(self, uids, followers)
+        generation = Generation(self, uids, followers, names)
         for uid in uids:
             self._generations[uid] = generation
         self._idle.clear()

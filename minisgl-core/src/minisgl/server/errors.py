@@ -5,7 +5,8 @@ Anthropic's: ``{"type": "error", "error": {"type", "message"}}``.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -41,6 +42,32 @@ def request_id(scope: Scope) -> str:
 def id_header(scope: Scope) -> dict[str, str]:
     """Return the header that tells the client the request's id."""
     return {REQUEST_ID_HEADER: request_id(scope)}
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Return an error that names its field as the client does.
+
+    Args:
+        error: may be about a field.
+        names: the client's names of fields, by those that the error may use.
+    """
+    field, dot, rest = (error.param or "").partition(".")
+    name = names.get(field)
+    if name is None or name == field:
+        return error
+    message = error.message
+    if message.startswith(field):
+        message = name + message.removeprefix(field)
+    return RequestError(message, param=f"{name}{dot}{rest}", status=error.status, code=error.code)
+
+
+@contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name fields as the client does; see ``renamed``."""
+    try:
+        yield
+    except RequestError as error:
+        raise renamed(error, names) from error
 
 
 def error_body(error: RequestError, path: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 
 from minisgl.errors import RequestError
 from minisgl.message import ErrorReply, TextReply, TokenizeRequest
+from minisgl.server.errors import renamed
 
 MAX_MERGED_TEXT: Final = 1000
 
@@ -37,6 +38,7 @@ class Generation:
         followers: requests by the uid of another answer to the same prompt. They are sent once that
             one has its first reply: by then the prompt is in the prefix cache, and is not computed
             again.
+        names: of request fields as the client knows them, by those that the engine uses.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class Generation:
         owner: Owner,
         uids: Sequence[int],
         followers: Mapping[int, Sequence[TokenizeRequest]] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self._owner = owner
         self._index_of = {uid: index for index, uid in enumerate(uids)}
         self._followers = dict(followers or {})
+        self._names = names or {}
         self._running = set(uids)
         self._replies: deque[TextReply | ErrorReply] = deque()
         self._arrived = asyncio.Event()
@@ -123,7 +127,7 @@ class Generation:
         reply = self._replies.popleft()
         if isinstance(reply, ErrorReply):
             self._running.discard(reply.uid)
-            raise error_of(reply)
+            raise renamed(error_of(reply), self._names)
         if reply.finish_reason is not None:
             self._running.discard(reply.uid)
         return self._index_of[reply.uid], reply

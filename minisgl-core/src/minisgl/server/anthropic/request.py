@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from minisgl.errors import RequestError
 from minisgl.request import MAX_CACHE_SALT, MAX_PRIORITY, MAX_STOP_STRINGS, MAX_WHOLE
 from minisgl.server.anthropic.messages import chat_messages
-from minisgl.server.chat.convert import chat_request, in_words_of
+from minisgl.server.chat.convert import chat_request
+from minisgl.server.errors import in_words_of
 from minisgl.server.fields import Nested, NotOffered, RequestModel
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.fields import documented

@@ -4,7 +4,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from minisgl.server.anthropic.answer import MessagesAnswer
-from minisgl.server.anthropic.request import CountTokensRequest, MessagesRequest
+from minisgl.server.anthropic.request import CLIENT_NAMES, CountTokensRequest, MessagesRequest
 from minisgl.server.chat.service import ChatService
 from minisgl.server.middleware import name_request
 from minisgl.server.respond import json_response, read_body, respond
@@ -18,7 +18,7 @@ def add_anthropic_routes(app: FastAPI, service: ChatService) -> None:
         asked = service.parser.parse(await read_body(request), MessagesRequest)
         label = name_request(request.scope, None)
         service.model.check_name(asked.model)
-        started = service.start(asked.chat())
+        started = service.start(asked.chat(), CLIENT_NAMES)
         answer = MessagesAnswer(label, service.model.name, started.reader)
         return await respond(request, started.generation, answer, stream=asked.stream)
 

@@ -1,34 +1,12 @@
-"""From another protocol's request to a chat request, and errors back into that protocol's words."""
+"""From another protocol's request to a chat request."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from minisgl.errors import RequestError
 from minisgl.server.fields import request_error
 from minisgl.server.openai.chat_request import ChatRequest
-
-
-@contextmanager
-def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name fields as the client does.
-
-    Args:
-        names: the client's names, by those of a chat request.
-    """
-    try:
-        yield
-    except RequestError as error:
-        field, dot, rest = (error.param or "").partition(".")
-        name = names.get(field)
-        if name is None:
-            raise
-        message = error.message.replace(field, name, 1)
-        raise RequestError(
-            message, param=f"{name}{dot}{rest}", status=error.status, code=error.code
-        ) from error
 
 
 def chat_request(fields: Mapping[str, Any]) -> ChatRequest:

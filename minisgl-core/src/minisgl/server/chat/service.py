@@ -1,6 +1,6 @@
 """How a chat is asked of the engine, whatever protocol it came in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,8 +50,14 @@ class ChatService:
     model: ServedModel
     parser: RequestParser
 
-    def start(self, asked: ChatRequest) -> StartedChat:
+    def start(
+        self, asked: ChatRequest, client_names: Mapping[str, str] | None = None
+    ) -> StartedChat:
         """Send a chat to the engine.
+
+        Args:
+            asked: the chat.
+            client_names: of fields in the client's protocol, by those of a chat.
 
         Raises:
             RequestError: fields contradict one another, or one is outside its range.
@@ -62,6 +68,11 @@ class ChatService:
         plan = asked.tool_plan()
         parsers.check(plan)
         params = _with_plan(asked.sampling_params(), plan, shows=parsers.special_tokens(plan))
+        names = asked.engine_names()
+        if plan.grammar() is not None:
+            names["grammar"] = "tool_choice"
+        others = client_names or {}
+        names = {**others, **{key: others.get(name, name) for key, name in names.items()}}
         generation = self.client.generate(
             [asked.messages],
             [choice_params(params, number) for number in range(asked.n)],
@@ -72,6 +83,7 @@ class ChatService:
                 "tools": plan.template_tools,
                 "return_prompt_tail": parsers.needs_prompt_tail,
             },
+            names=names,
         )
         constrained = params.grammar is not None
         reasons = parsers.reasoning is not None and not constrained

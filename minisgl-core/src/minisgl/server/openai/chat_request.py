@@ -103,23 +103,20 @@ class ChatRequest(GenerationFields):
             "continue_final_message": self.continue_final_message,
         }
 
+    def engine_names(self) -> dict[str, str]:
+        """Return the client's names of fields, by those of the engine where they differ."""
+        names = {**super().engine_names(), "prompt": "messages", "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
+
     def sampling_params(self) -> SamplingParams:
         """Return the parameters of each answer.
 
         Raises:
             RequestError: one is outside its range.
         """
-        renamed = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}
         changes: dict[str, Any] = {"logprobs": self.top_logprobs if self.logprobs else None}
-        if self.max_completion_tokens is None:
-            del renamed["max_tokens"]
-        else:
+        if self.max_completion_tokens is not None:
             changes["max_tokens"] = self.max_completion_tokens
-        try:
-            return self.params(**changes)
-        except RequestError as error:
-            name = renamed.get(error.param or "")
-            if name is None:
-                raise
-            message = error.message.replace(error.param or "", name, 1)
-            raise RequestError(message, param=name) from error
+        return self.params(**changes)

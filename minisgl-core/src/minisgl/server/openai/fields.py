@@ -26,6 +26,7 @@ from minisgl.request import (
     MIN_REPETITION_PENALTY,
     SamplingParams,
 )
+from minisgl.server.errors import in_words_of
 from minisgl.server.fields import Nested, NotOffered, shortened
 from minisgl.server.openai.grammar_fields import GrammarFields
 
@@ -168,6 +169,11 @@ class GenerationFields(GrammarFields):
                 "stream_options is only allowed when stream is true", param="stream_options"
             )
 
+    def engine_names(self) -> dict[str, str]:
+        """Return the client's names of fields, by those of the engine where they differ."""
+        field = self.grammar_field()
+        return {} if field is None else {"grammar": field}
+
     def params(self, **changes: Any) -> SamplingParams:
         """Return the sampling parameters of the shared fields, with ``changes``.
 
@@ -199,7 +205,8 @@ class GenerationFields(GrammarFields):
             "return_prompt": self.wants_prompt,
             "grammar": self.grammar(),
         }
-        return SamplingParams(**(values | changes))
+        with in_words_of(self.engine_names()):
+            return SamplingParams(**(values | changes))
 
 
 def choice_params(params: SamplingParams, number: int) -> SamplingParams:

@@ -1,7 +1,7 @@
 """What the text must look like: OpenAI's ``response_format``, and the fields of vLLM and SGLang."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -96,7 +96,7 @@ class GrammarFields(RequestModel):
         Raises:
             RequestError: several fields ask for a form, or one is malformed.
         """
-        asked = [(name, spec) for name, spec in self._asked() if spec is not None]
+        asked = self._asked()
         if len(asked) > 1:
             raise RequestError(
                 f"{asked[0][0]} and {asked[1][0]} both say what the text must look like; "
@@ -105,7 +105,12 @@ class GrammarFields(RequestModel):
             )
         return asked[0][1] if asked else None
 
-    def _asked(self) -> Sequence[tuple[str, GrammarSpec | None]]:
+    def grammar_field(self) -> str | None:
+        """Return the name of the field that says what the text must look like."""
+        return next((name for name, _ in self._asked()), None)
+
+    def _asked(self) -> list[tuple[str, GrammarSpec]]:
+        """Return the fields that ask for a form, each with what it asks for."""
         readers: tuple[tuple[str, Callable[[Any, str], GrammarSpec]], ...] = (
             ("guided_json", _schema),
             ("guided_regex", _regex),
@@ -115,14 +120,14 @@ class GrammarFields(RequestModel):
             ("regex", _regex),
             ("ebnf", _ebnf),
         )
-        return [
+        found = [
             ("response_format", _of_format(self.response_format)),
             ("structured_outputs", _of_structured_outputs(self.structured_outputs)),
-            *(
-                (name, None if (value := getattr(self, name)) is None else read(value, name))
-                for name, read in readers
-            ),
         ]
+        for name, read in readers:
+            value = getattr(self, name)
+            found.append((name, None if value is None else read(value, name)))
+        return [(name, spec) for name, spec in found if spec is not None]
 
 
 def _of_format(

@@ -42,6 +42,7 @@ def add_openai_routes(app: FastAPI, service: ChatService) -> None:
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             options={"add_special_tokens": asked.add_special_tokens},
+            names=asked.engine_names(),
         )
         answer = CompletionAnswer(head, asked, len(prompts))
         return await respond(request, generation, answer, stream=asked.stream)

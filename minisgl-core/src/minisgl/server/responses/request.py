@@ -6,13 +6,15 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from minisgl.request import MAX_CACHE_SALT, MAX_LOGPROBS, MAX_PRIORITY, MAX_SEED, MAX_WHOLE
-from minisgl.server.chat.convert import chat_request, in_words_of
+from minisgl.server.chat.convert import chat_request
+from minisgl.server.errors import in_words_of
 from minisgl.server.fields import Nested, NotOffered, RequestModel
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.fields import documented
 from minisgl.server.responses.items import chat_messages
 
 CLIENT_NAMES: Final = {
+    "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",

@@ -7,7 +7,7 @@ from minisgl.server.chat.service import ChatService
 from minisgl.server.middleware import name_request
 from minisgl.server.respond import read_body, respond
 from minisgl.server.responses.answer import ResponsesAnswer
-from minisgl.server.responses.request import ResponsesRequest
+from minisgl.server.responses.request import CLIENT_NAMES, ResponsesRequest
 
 
 def add_responses_routes(app: FastAPI, service: ChatService) -> None:
@@ -18,6 +18,6 @@ def add_responses_routes(app: FastAPI, service: ChatService) -> None:
         asked = service.parser.parse(await read_body(request), ResponsesRequest)
         label = name_request(request.scope, None)
         service.model.check_name(asked.model)
-        started = service.start(asked.chat())
+        started = service.start(asked.chat(), CLIENT_NAMES)
         answer = ResponsesAnswer(label, service.model.name, asked, started.reader)
         return await respond(request, started.generation, answer, stream=asked.stream)
