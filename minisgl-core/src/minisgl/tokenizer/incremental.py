@@ -89,7 +89,7 @@ class TextDecoder:
             return token.encode()
 
     def whole_texts(self, *, skip_special_tokens: bool) -> dict[int, str]:
-        """Return the texts of byte-level tokens that are whole characters, as far as they are known.
+        """Return the texts of byte-level tokens that are whole characters, as far as known.
 
         One table for all streams: whoever looks a token up adds it.
         """
