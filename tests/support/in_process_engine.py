@@ -24,9 +24,9 @@ from minisgl.scheduler.transport import MemoryTransport
 from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
 from minisgl.server.served_model import ServedModel
+from minisgl.tokenizer.answers import answer
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
-from minisgl.tokenizer.worker import answer
 from support.fake_scheduler import MAX_SEQ_LEN, EchoScheduler
 from support.text_tokenizers import byte_level
 

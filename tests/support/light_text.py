@@ -29,8 +29,8 @@ class LightTokenizer:
         vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
         return vocabulary
 
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": self.backend_tokenizer.encode(text).ids}
+    def __call__(self, texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [found.ids for found in self.backend_tokenizer.encode_batch(texts)]}
 
     def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
         return "".join(message["content"] for message in messages)

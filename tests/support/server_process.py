@@ -54,6 +54,7 @@ class ServerProcess:
         self.log = workspace / "events.log"
         # Short: a Unix socket's path must fit into 107 bytes, and pytest's folders are long.
         self.temporary = Path(tempfile.mkdtemp(prefix="fake"))
+        self._num_tokenizers = options.get("server", {}).get("num_tokenizers", 1)
         options["fake"] = {"log": str(self.log), **options.get("fake", {})}
         self._out = (workspace / "out").open("w+")
         self._err = (workspace / "err").open("w+")
@@ -91,7 +92,8 @@ class ServerProcess:
         """Pids of the worker processes, by name, as the server's own messages name them."""
         # They start in this order, and this machine's pids only grow. One that is just being
         # started still runs its parent's command.
-        names = ("scheduler", "tokenizer", "detokenizer")
+        more = [f"tokenizer-{index}" for index in range(1, self._num_tokenizers)]
+        names = ("scheduler", "detokenizer", "tokenizer", *more)
         wait_for(lambda: len(self._workers()) == len(names), "the workers")
         return dict(zip(names, self._workers(), strict=True))
 

@@ -360,3 +360,20 @@ def test_a_wrong_priority_or_salt_is_refused_before_anything_runs(
     with pytest.raises(RequestError, match=message):
         llm.generate(["a", "b"], GREEDY, progress=False, **keywords)
     assert not llm._session.has_work
+
+
+def test_bad_words_do_not_appear(llm: LLM) -> None:
+    [plain] = llm.generate("hello", GREEDY, progress=False)
+    words = {llm.tokenizer.decode([token]) for token in plain.token_ids}
+    word = max(words, key=lambda text: text.isprintable() and text.strip() == text)
+    assert word in plain.text
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=(word,))
+    [found] = llm.generate("hello", params, progress=False)
+    assert len(found.token_ids) == 12
+    assert word not in found.text
+
+
+def test_bad_words_without_tokens_are_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="bad_words") as caught:
+        llm.generate("hello", SamplingParams(bad_words=(" ",)), progress=False)
+    assert caught.value.param == "bad_words"

@@ -36,7 +36,8 @@ def select(host: PluginHost, template: str, **server: Any) -> AnswerParsers:
         ("<|start_header_id|> {{ tools }} [func_name1(params_name1=x)]", "pythonic", None),
         ("[AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral", None),
         ("[TOOL_CALLS] [THINK] [/THINK]", "mistral", "mistral"),
-        ("<\uff5cAssistant\uff5c> content.split('</think>')", None, "deepseek_r1"),
+        ("<\uff5cAssistant\uff5c> content.split('</think>')", None, "qwen3"),
+        ("<tool_call>name<arg_key>", None, None),
     ],
 )
 def test_auto_goes_by_the_chat_template(host, template, tools, reasoning) -> None:

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minisgl.message import GenerateRequest, StreamStart
+from minisgl.request import SamplingParams
 from support.fake_engine import generate
 from support.schedules import Ask, play, schedules, set_ups, submit
 from support.scheduling import Harness
@@ -172,3 +175,17 @@ def test_invariant_11_failed_steps_end_their_own_requests_and_spoil_nothing(
     harness.finish()
     for uid, ask in enumerate(schedule, start=100):
         assert harness.clients[uid].tokens == ask.tokens, "a failed step's pages were shared"
+
+
+def test_the_prompts_end_goes_to_the_detokenizer_as_it_is() -> None:
+    harness = Harness(page_size=4, num_pages=40)
+    prompt = np.array([2, 3, 4], dtype="<i4").tobytes()
+    params = SamplingParams(max_tokens=2)
+    started: list[StreamStart] = []
+    harness.transport.inbox.append(GenerateRequest(0, prompt, params, prompt_tail="<think>"))
+    while harness.transport.inbox or harness.scheduler.has_work:
+        harness.scheduler.receive(0)
+        harness.scheduler.step()
+        started += [start for batch in harness.transport.outbox for start in batch.started]
+        harness.transport.outbox.clear()
+    assert [start.prompt_tail for start in started] == ["<think>"]

@@ -260,3 +260,14 @@ def test_many_requests_in_one_step_keep_their_texts_apart() -> None:
             got[reply.uid] += reply.text
     assert got == texts
     assert detokenizer.num_open == 0
+
+
+@pytest.mark.parametrize("stop", [(), ("b",)])
+def test_the_prompts_end_comes_with_the_first_reply_only(stop) -> None:
+    driver = Driver(stop=stop)
+    driver.start = StreamStart(1, 5, SamplingParams(stop=stop), prompt_tail="<think>\n")
+    driver.feed(ids("a"), ids("a"), ids("b"))
+    tails = [reply.prompt_tail for reply in driver.replies if isinstance(reply, TextReply)]
+    assert tails[0] == "<think>\n"
+    assert len(tails) > 2
+    assert not any(tails[1:])

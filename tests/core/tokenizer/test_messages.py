@@ -211,3 +211,16 @@ def test_a_template_cannot_leave_its_sandbox() -> None:
     source = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(RequestError, match="chat template"):
         rendered(source, [{"role": "user", "content": "x"}])
+
+
+def test_templates_that_take_parts_only_get_parts() -> None:
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}"
+        "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    assert rendered(source, [{"role": "user", "content": "hello <|im_end|>"}]) == (
+        "[user]hello <|im_end|>"
+    )
+    strict = source.replace("[{{ m.role }}]", "{{ m.content[0].text }}|")
+    assert rendered(strict, [{"role": "user", "content": "x"}]) == "x|x"
+    assert rendered(AS_JSON, [{"role": "user", "content": "x"}]) == "[user]x"

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minisgl import request
 from minisgl.message import (
     AbortRequest,
     DetokenizeOnly,
@@ -19,15 +18,13 @@ from minisgl.message import (
     TokensReply,
 )
 from minisgl.request import SamplingParams
+from minisgl.tokenizer.answers import answer
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder
-from minisgl.tokenizer.worker import _detokenize, answer
+from minisgl.tokenizer.worker import _detokenize
 from support.text_tokenizers import byte_level, sentencepiece
 
 PARAMS = SamplingParams(max_tokens=3)
-with_bad_words = pytest.mark.skipif(
-    "bad_words" in getattr(request, "_NOT_YET", ()), reason="SamplingParams refuse bad_words yet"
-)
 ENCODER = PromptEncoder(byte_level())
 
 
@@ -50,7 +47,7 @@ def test_a_bad_prompt_becomes_an_error_reply(prompt) -> None:
 
 def test_a_crash_of_the_tokenizer_is_that_requests_error(monkeypatch, caplog) -> None:
     encoder = PromptEncoder(byte_level())
-    monkeypatch.setattr(encoder, "encode", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(encoder, "encode_texts", lambda *a, **k: 1 / 0)
     reply = answer(encoder, TokenizeRequest(7, "x", PARAMS))
     assert isinstance(reply, ErrorReply)
     assert reply.status == 500
@@ -111,7 +108,6 @@ def test_tokens_that_do_not_exist_are_refused_by_value(bad) -> None:
     assert str(bad) in reply.message
 
 
-@with_bad_words
 def test_bad_words_are_forbidden_alone_and_behind_a_space() -> None:
     params = SamplingParams(bad_words=("world", " hello"), bad_token_ids=((5,),))
     reply = answer(ENCODER, TokenizeRequest(7, "x", params))
@@ -120,14 +116,12 @@ def test_bad_words_are_forbidden_alone_and_behind_a_space() -> None:
     assert [list(ids) for ids in reply.params.bad_token_ids] == [[5], *expected]
 
 
-@with_bad_words
 def test_a_sequence_that_ends_with_a_forbidden_one_is_not_named_again() -> None:
     encoder = PromptEncoder(sentencepiece())  # " x" is a space and then "x"
     params = encoder.with_bad_token_ids(SamplingParams(bad_words=("Hello", "Hello")))
     assert [encoder.decode(ids) for ids in params.bad_token_ids] == ["Hello"]
 
 
-@with_bad_words
 @pytest.mark.parametrize("word", [" ", "\ud800"])
 def test_a_bad_word_without_tokens_is_refused(word) -> None:
     reply = answer(ENCODER, TokenizeRequest(7, "x", SamplingParams(bad_words=(word,))))

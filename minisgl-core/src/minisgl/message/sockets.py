@@ -39,6 +39,16 @@ class Addresses(msgspec.Struct, frozen=True):
     scheduler: str
     detokenizer: str
 
+    def of_tokenizer(self, index: int) -> "Addresses":
+        """Return the addresses that a server's tokenizer number ``index`` gets."""
+        own = f"{self.tokenizer}-{index}" if index else self.tokenizer
+        return msgspec.structs.replace(self, tokenizer=own)
+
+    @property
+    def tokenizer_work(self) -> Path:
+        """The file in which the tokenizer counts what it has done."""
+        return Path(f"{self.tokenizer.removeprefix('ipc://')}.work")
+
 
 @contextmanager
 def private_addresses() -> Iterator[Addresses]:

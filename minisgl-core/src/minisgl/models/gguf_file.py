@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from minisgl.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -106,11 +108,11 @@ class GGUFFile:
         for name in self._tensors:
             self._raw(name)
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> "torch.Tensor":
         """Return a tensor, dequantized to float32."""
         return self._dequantize(name, self._raw(name), self.shape(name))
 
-    def slices(self, name: str) -> Iterator[torch.Tensor]:
+    def slices(self, name: str) -> "Iterator[torch.Tensor]":
         """Yield a tensor's slices along its first dimension, dequantized one by one."""
         for part in self._raw(name):
             yield self._dequantize(name, part, self.shape(name)[1:])
@@ -138,7 +140,9 @@ class GGUFFile:
 
     def _dequantize(
         self, name: str, data: npt.NDArray[np.uint8], shape: tuple[int, ...]
-    ) -> torch.Tensor:
+    ) -> "torch.Tensor":
+        import torch  # a tokenizer process reads the header alone, and does without
+
         gguf = _import_gguf()
         kind = gguf.GGMLQuantizationType(self._tensors[name].kind)
         try:

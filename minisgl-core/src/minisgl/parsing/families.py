@@ -5,8 +5,9 @@ from minisgl.parsing.reasoning import TaggedReasoning
 
 
 def hermes_rank(template: str) -> int:
-    """Of ``hermes``: the template asks for ``<tool_call>`` with JSON."""
-    return 10 if "<tool_call>" in template and "<function=" not in template else 0
+    """Of ``hermes``: the template asks for ``<tool_call>`` with JSON, and not with tags in it."""
+    has_tags = "<function=" in template or "<arg_key>" in template
+    return 10 if "<tool_call>" in template and not has_tags else 0
 
 
 def qwen3_coder_rank(template: str) -> int:
@@ -31,9 +32,9 @@ def mistral_rank(template: str) -> int:
     return 10 if "[TOOL_CALLS]" in template else 0
 
 
-def deepseek_r1_rank(template: str) -> int:
-    """Of ``deepseek_r1``: DeepSeek's template, which may leave the opening tag to nobody."""
-    return 20 if "</think>" in template and "<\uff5cAssistant\uff5c>" in template else 0
+def never(template: str) -> int:  # noqa: ARG001
+    """Of ``deepseek_r1``: only by name, since it takes text without any tag for reasoning."""
+    return 0
 
 
 def qwen3_rank(template: str) -> int:

@@ -329,7 +329,7 @@ def minisgl_reasoning_parsers() -> Iterable[ReasoningParserRecord]:
             name="deepseek_r1",
             summary="...</think>: the answer begins with reasoning, tag or not",
             create=families.implied_think,
-            rank_for=families.deepseek_r1_rank,
+            rank_for=families.never,
         ),
         ReasoningParserRecord(
             name="mistral",

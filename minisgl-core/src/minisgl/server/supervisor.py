@@ -43,6 +43,7 @@ from minisgl.server.served_model import ServedModel
 from minisgl.server.worker_pool import SilenceLimits, WorkerPool
 from minisgl.server.worker_process import WorkerTarget
 from minisgl.settings import Settings
+from minisgl.tokenizer.dispatch import LeastLoaded, WorkCounter
 from minisgl.tokenizer.worker import detokenizer_main, tokenizer_main
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,10 @@ class _Server:
         self._bound = bound
         self._targets = targets
         self._limits = limits
+        self._tokenizers = {
+            "tokenizer" if index == 0 else f"tokenizer-{index}": addresses.of_tokenizer(index)
+            for index in range(settings.server.num_tokenizers)
+        }
         self.last_signal: int = 0
 
     async def run(self, announce: Callable[[str], None]) -> int:
@@ -214,9 +219,13 @@ class _Server:
         replies: AsyncPullSocket[FrontendMessage] = AsyncPullSocket(
             context, self._addresses.frontend, FrontendMessage
         )
-        self._to_tokenizer: PushSocket[TokenizerMessage] = PushSocket(
-            plain, self._addresses.tokenizer, TokenizerMessage
-        )
+        self._to_tokenizers: dict[str, PushSocket[TokenizerMessage]] = {
+            name: PushSocket(plain, addresses.tokenizer, TokenizerMessage)
+            for name, addresses in self._tokenizers.items()
+        }
+        work_done = [
+            WorkCounter(addresses.tokenizer_work) for addresses in self._tokenizers.values()
+        ]
         self._to_scheduler: PushSocket[BackendMessage] = PushSocket(
             plain, self._addresses.scheduler, BackendMessage
         )
@@ -225,10 +234,16 @@ class _Server:
         )
         try:
             yield EngineClient(
-                tokenizer=self._to_tokenizer, scheduler=self._to_scheduler, replies=replies
+                tokenizer=LeastLoaded(list(self._to_tokenizers.values()), work_done),
+                scheduler=self._to_scheduler,
+                replies=replies,
             )
         finally:
-            for opened in (replies, self._to_tokenizer, self._to_scheduler, self._to_detokenizer):
+            for wire in self._to_tokenizers.values():
+                wire.close()
+            for counter in work_done:
+                counter.close()
+            for opened in (replies, self._to_scheduler, self._to_detokenizer):
                 opened.close()
             context.destroy(linger=0)
 
@@ -264,8 +279,9 @@ class _Server:
             MinisglError: one of them cannot start.
         """
         pool.start("scheduler", self._targets.scheduler)
-        pool.start("tokenizer", self._targets.tokenizer)
         pool.start("detokenizer", self._targets.detokenizer)
+        for name, addresses in self._tokenizers.items():
+            pool.start(name, self._targets.tokenizer, addresses)
         ready = asyncio.ensure_future(pool.wait_ready())
         stop = asyncio.ensure_future(self._stop.wait())
         try:
@@ -355,13 +371,14 @@ class _Server:
     async def _stop_workers(self, pool: WorkerPool) -> int:
         """Ask each worker to stop, in the order in which requests pass them."""
         pool.begin_stop()
-        for name, wire in (
-            ("tokenizer", self._to_tokenizer),
-            ("scheduler", self._to_scheduler),
-            ("detokenizer", self._to_detokenizer),
+        for wires in (
+            self._to_tokenizers,
+            {"scheduler": self._to_scheduler},
+            {"detokenizer": self._to_detokenizer},
         ):
-            wire.send(Shutdown())
-            await pool.wait_finished(name)
+            for wire in wires.values():
+                wire.send(Shutdown())
+            await asyncio.gather(*map(pool.wait_finished, wires))
         return 0 if await pool.wait_exited() else WorkerDiedError.exit_code
 
 

@@ -104,13 +104,23 @@ class WorkerPool:
         self.workers: dict[str, Worker] = {}
         self._stopping = False
 
-    def start(self, name: str, target: WorkerTarget) -> None:
-        """Start one process; returns before it is ready."""
+    def start(self, name: str, target: WorkerTarget, addresses: Addresses | None = None) -> None:
+        """Start one process; returns before it is ready.
+
+        Args:
+            name: of the process, in messages.
+            target: what it runs.
+            addresses: that it gets, if they are not those of all.
+        """
         here, there = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=run_worker,
             name=f"minisgl-{name}",
-            args=(WorkerJob(target, name, self._settings, self._addresses, there, os.getpid()),),
+            args=(
+                WorkerJob(
+                    target, name, self._settings, addresses or self._addresses, there, os.getpid()
+                ),
+            ),
         )
         # The tracker that spawning wants must run by now: starting it lifts the block.
         resource_tracker.ensure_running()

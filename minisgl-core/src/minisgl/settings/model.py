@@ -235,6 +235,12 @@ class ServerSettings(Section):
         min_length=1,
         description="Key that requests must carry as a bearer token; by default, none.",
     )
+    num_tokenizers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Tokenizer processes; each request goes to the one with the least left to do.",
+    )
     tool_call_parser: str = Field(
         "auto",
         min_length=1,

@@ -114,6 +114,11 @@ FLAT_NAMES: tuple[FlatName, ...] = (
     FlatName(name="host", setting="server.host"),
     FlatName(name="port", setting="server.port"),
     FlatName(name="api-key", setting="server.api_key"),
+    FlatName(
+        name="num-tokenizers",
+        setting="server.num_tokenizers",
+        aliases=("tokenizer-worker-num",),
+    ),
     FlatName(name="tool-call-parser", setting="server.tool_call_parser"),
     FlatName(name="reasoning-parser", setting="server.reasoning_parser"),
     FlatName(name="disable-plugin", setting="plugins.disabled", repeated=True),

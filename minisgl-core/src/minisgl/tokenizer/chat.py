@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from minisgl.errors import RequestError
 from minisgl.tokenizer.control_tokens import ControlTokens, Marks, Span
-from minisgl.tokenizer.messages import check_messages, with_argument_strings
+from minisgl.tokenizer.messages import (
+    check_messages,
+    with_argument_strings,
+    with_content_parts,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,6 +27,7 @@ MAX_TAIL: Final = 4096
 FALLBACK_TAIL: Final = 256
 
 _PROBE: Final = {"minisgl_probe": True}
+_PROBE_TEXT: Final = "minisgl probe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +95,8 @@ class ChatTemplate:
         self._warn_of_tools(options)
         if self._wants_argument_strings:
             checked = with_argument_strings(checked)
+        if self._wants_parts:
+            checked = with_content_parts(checked)
         text = self._apply(checked, options)
         given = (checked, list(options.tools), dict(options.template_kwargs or {}))
         if not self.control.suspects(given):
@@ -181,6 +188,21 @@ class ChatTemplate:
             raise RequestError(
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether the template needs content as a list of parts, and loses text in a string.
+
+        Those of models for pictures and text do.
+        """
+        parts = with_content_parts([{"role": "user", "content": _PROBE_TEXT}])
+        for messages, wants in (([{"role": "user", "content": _PROBE_TEXT}], False), (parts, True)):
+            try:
+                if _PROBE_TEXT in self._apply(messages, ChatOptions()):
+                    return wants
+            except RequestError:
+                continue
+        return False
 
     @cached_property
     def _wants_argument_strings(self) -> bool:

@@ -182,7 +182,9 @@ class ControlTokens:
                 num_written += match[0] != unknown
         pieces.append(text[done:])
         copy, original = self._copy
-        ids = copy.encode("".join(pieces), add_special_tokens=False).ids
+        # In a batch, even of one, it lets other threads run.
+        [encoding] = copy.encode_batch(["".join(pieces)], add_special_tokens=False)
+        ids = encoding.ids
         counted = original.keys() - {copy.token_to_id(self._aliases.get(str(unknown), ""))}
         if sum(token_id in counted for token_id in ids) != num_written:
             raise RequestError(

@@ -65,10 +65,8 @@ class PromptEncoder:
             RequestError: the prompt is empty, malformed, or refused by the template.
         """
         if isinstance(prompt, str):
-            ids = self._encode_text(prompt, add_special_tokens=add_special_tokens, param="prompt")
-            if not ids:
-                raise RequestError("the prompt is empty", param="prompt")
-            return ids
+            [ids] = self.encode_texts([self.checked_text(prompt, "prompt")], add_special_tokens)
+            return self.check_not_empty(ids, is_chat=False)
         if is_chat(prompt):
             return self.encode_rendered(self.chat.render(prompt, options or ChatOptions()))
         return check_token_ids(prompt, self._vocab_size)
@@ -79,15 +77,53 @@ class PromptEncoder:
         Raises:
             RequestError: it is empty, or no Unicode, or a control token cannot be written as text.
         """
+        text = self.checked_text(rendered.text, "messages")
+        if rendered.foreign:
+            return self.chat.control.encode(text, rendered.foreign)
         # The template writes BOS itself where the model wants one.
-        ids = (
-            self.chat.control.encode(_unicode(rendered.text, "messages"), rendered.foreign)
-            if rendered.foreign
-            else self._encode_text(rendered.text, add_special_tokens=False, param="messages")
-        )
-        if not ids:
-            raise RequestError("the chat template makes an empty prompt of these messages")
-        return ids
+        [ids] = self.encode_texts([text], add_special_tokens=False)
+        return self.check_not_empty(ids, is_chat=True)
+
+    def encode_texts(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Return the token ids of each text, from one call."""
+        found: list[list[int]] = self._tokenizer(
+            list(texts),
+            add_special_tokens=add_special_tokens,
+            return_attention_mask=False,
+            verbose=False,
+        )["input_ids"]
+        return found
+
+    @staticmethod
+    def checked_text(text: str, param: str) -> str:
+        """Return ``text`` if it can be written as UTF-8.
+
+        Raises:
+            RequestError: it holds a lone surrogate.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"{param} is not valid Unicode: a lone surrogate at character {error.start}",
+                param=param,
+            ) from error
+        return text
+
+    @staticmethod
+    def check_not_empty(ids: list[int], *, is_chat: bool) -> list[int]:
+        """Return the ids of a prompt.
+
+        Raises:
+            RequestError: there are none.
+        """
+        if ids:
+            return ids
+        if is_chat:
+            raise RequestError(
+                "the chat template makes an empty prompt of these messages", param="messages"
+            )
+        raise RequestError("the prompt is empty", param="prompt")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of ``token_ids``; bytes that are no character become U+FFFD.
@@ -124,8 +160,8 @@ class PromptEncoder:
         for word in params.bad_words:
             core = word.lstrip()
             # A sequence that ends with a forbidden one is forbidden by that.
-            for text in (core, f" {core}"):
-                ids = tuple(self._encode_text(text, add_special_tokens=False, param="bad_words"))
+            texts = [self.checked_text(text, "bad_words") for text in (core, f" {core}")]
+            for ids in map(tuple, self.encode_texts(texts, add_special_tokens=False)):
                 if not ids or not core:
                     raise RequestError(
                         f"bad_words must hold words, got {word!r}, which has no tokens",
@@ -147,31 +183,10 @@ class PromptEncoder:
             )
         return msgspec.structs.replace(params, bad_token_ids=tuple(found))
 
-    def _encode_text(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-        ids: list[int] = self._tokenizer(
-            _unicode(text, param),
-            add_special_tokens=add_special_tokens,
-            return_attention_mask=False,
-            verbose=False,
-        )["input_ids"]
-        return ids
-
 
 def is_chat(prompt: Any) -> bool:
     """Return whether a prompt is a list of chat messages."""
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
-
-
-def _unicode(text: str, param: str) -> str:
-    """Return ``text`` if it can be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"{param} is not valid Unicode: a lone surrogate at character {error.start}",
-            param=param,
-        ) from error
-    return text
 
 
 def check_token_ids(prompt: Any, vocab_size: int | None) -> list[int]:

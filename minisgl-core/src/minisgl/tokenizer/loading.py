@@ -23,10 +23,11 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from minisgl.errors import ModelLoadError, nearest
-from minisgl.models.gguf_file import GGUFFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from minisgl.models.gguf_file import GGUFFile
 
 _WAY_OUT = (
     "name a folder that holds the original tokenizer: --tokenizer PATH (setting model.tokenizer); "
@@ -86,6 +87,9 @@ def load_tokenizer(path: Path) -> "PreTrainedTokenizerBase":
         ModelLoadError: there is none, or it is of a kind that cannot be rebuilt exactly.
     """
     if path.suffix == ".gguf":
+        # It brings torch along, which a tokenizer process does well without.
+        from minisgl.models.gguf_file import GGUFFile
+
         return _from_gguf(GGUFFile(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -103,7 +107,7 @@ def load_tokenizer(path: Path) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def _from_gguf(file: GGUFFile) -> "PreTrainedTokenizerBase":
+def _from_gguf(file: "GGUFFile") -> "PreTrainedTokenizerBase":
     model = file.value("tokenizer.ggml.model")
     pre = file.value("tokenizer.ggml.pre")
     if model != "gpt2":
@@ -141,7 +145,7 @@ def _from_gguf(file: GGUFFile) -> "PreTrainedTokenizerBase":
     return wrapped
 
 
-def _byte_level_bpe(file: GGUFFile, tokens: Sequence[str], pre: str) -> Tokenizer:
+def _byte_level_bpe(file: "GGUFFile", tokens: Sequence[str], pre: str) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in file.require("tokenizer.ggml.merges")]
     kinds = file.value("tokenizer.ggml.token_type", [])
     is_llama3 = _PRE_TOKENIZERS[pre] is _llama3

@@ -46,6 +46,14 @@ def with_argument_strings(messages: Sequence[Mapping[str, Any]]) -> list[dict[st
     return changed
 
 
+def with_content_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return checked messages with their content as a list of one part."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        for message in messages
+    ]
+
+
 def _with_string(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

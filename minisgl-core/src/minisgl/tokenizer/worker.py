@@ -5,17 +5,18 @@ module is cheap: transformers loads inside the processes.
 """
 
 import logging
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import zmq
 
-from minisgl.errors import RequestError, SettingsError
+from minisgl.errors import SettingsError
 from minisgl.message import (
     AbortRequest,
     BackendMessage,
-    DetokenizeOnly,
     DetokenizerMessage,
     ErrorReply,
     FrontendMessage,
@@ -24,18 +25,16 @@ from minisgl.message import (
     Shutdown,
     TextReply,
     TokenBatch,
-    TokenizeOnly,
-    TokenizeRequest,
     TokenizerMessage,
-    TokensReply,
 )
 from minisgl.message.sockets import Addresses, PullSocket, PushSocket
 from minisgl.message.status import StatusSender
 from minisgl.processes import freeze_startup
 from minisgl.settings import Settings
-from minisgl.tokenizer.chat import ChatOptions
+from minisgl.tokenizer.answers import answers
 from minisgl.tokenizer.detokenizer import Detokenizer
-from minisgl.tokenizer.encoding import PromptEncoder, is_chat, max_chars_per_token
+from minisgl.tokenizer.dispatch import WorkCounter, work_of
+from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,6 +51,7 @@ def tokenizer_main(settings: Settings, addresses: Addresses, status: StatusSende
         ModelLoadError: the tokenizer cannot be loaded.
     """
     status.starting("loading the tokenizer")
+    _forgo_torch()
     serve_tokenizer(_load(settings), addresses, status)
 
 
@@ -62,6 +62,7 @@ def detokenizer_main(settings: Settings, addresses: Addresses, status: StatusSen
         ModelLoadError: the tokenizer cannot be loaded.
     """
     status.starting("loading the tokenizer")
+    _forgo_torch()
     serve_detokenizer(_load(settings), addresses, status)
 
 
@@ -78,15 +79,18 @@ def serve_tokenizer(
                 "max_chars_per_token": max_chars_per_token(tokenizer),
             }
         )
+        done = WorkCounter(addresses.tokenizer_work)
         while True:
-            for message in wires.inbox.receive(None):
-                if isinstance(message, Shutdown):
-                    return
-                reply = answer(encoder, message)
+            waiting = wires.inbox.receive(None)
+            asked = [message for message in waiting if not isinstance(message, Shutdown)]
+            for message, reply in answers(encoder, asked):
                 if isinstance(reply, GenerateRequest):
                     wires.scheduler.send(reply)
                 else:
                     wires.frontend.send(reply)
+                done.add(work_of(message))
+            if len(asked) < len(waiting):
+                return
 
 
 def serve_detokenizer(
@@ -127,69 +131,6 @@ class _Wires:
         self._context.term()
 
 
-def answer(
-    encoder: PromptEncoder, message: TokenizeRequest | TokenizeOnly | DetokenizeOnly
-) -> GenerateRequest | TokensReply | ErrorReply:
-    """Return the tokenised request, the tokens or text that were asked for, or why not.
-
-    Never raises.
-    """
-    try:
-        if isinstance(message, DetokenizeOnly):
-            return detokenize(encoder, message)
-        return tokenize(encoder, message)
-    except RequestError as error:
-        return ErrorReply(message.uid, error.message, error.status, error.param, error.code)
-    except Exception:
-        logger.exception("cannot tokenise request %d", message.uid)
-        what = "tokens" if isinstance(message, DetokenizeOnly) else "prompt"
-        return ErrorReply(message.uid, f"the {what} could not be tokenised", status=500)
-
-
-def tokenize(
-    encoder: PromptEncoder, message: TokenizeRequest | TokenizeOnly
-) -> GenerateRequest | TokensReply:
-    """Return the request for the scheduler, or the tokens if nothing else was asked for.
-
-    Raises:
-        RequestError: the prompt, or a word of ``bad_words``, cannot be encoded.
-    """
-    options = ChatOptions(
-        tools=message.tools,
-        template_kwargs=message.template_kwargs,
-        add_generation_prompt=message.add_generation_prompt,
-        continue_final_message=message.continue_final_message,
-    )
-    tail = ""
-    if is_chat(message.prompt):
-        rendered = encoder.chat.render(message.prompt, options)
-        token_ids = encoder.encode_rendered(rendered)
-        if isinstance(message, TokenizeRequest) and message.return_prompt_tail:
-            tail = encoder.chat.tail(message.prompt, options, rendered.text)
-    else:
-        token_ids = encoder.encode(message.prompt, add_special_tokens=message.add_special_tokens)
-    if isinstance(message, TokenizeOnly):
-        return TokensReply(message.uid, token_ids)
-    return GenerateRequest(
-        message.uid,
-        np.asarray(token_ids, dtype="<i4").tobytes(),
-        encoder.with_bad_token_ids(message.params),
-        priority=message.priority,
-        cache_salt=message.cache_salt,
-        prompt_tail=tail,
-    )
-
-
-def detokenize(encoder: PromptEncoder, message: DetokenizeOnly) -> TokensReply:
-    """Return the text of token ids.
-
-    Raises:
-        RequestError: an id is none of the tokenizer's.
-    """
-    text = encoder.decode(message.token_ids, skip_special_tokens=message.skip_special_tokens)
-    return TokensReply(message.uid, text=text)
-
-
 def _detokenize(detokenizer: Detokenizer, batch: TokenBatch, wires: _Wires) -> None:
     """Process one step, and tell the API server and the scheduler what follows from it."""
     try:
@@ -206,6 +147,13 @@ def _detokenize(detokenizer: Detokenizer, batch: TokenBatch, wires: _Wires) -> N
     for reply in replies:
         if isinstance(reply, ErrorReply):
             wires.frontend.send(reply)
+
+
+def _forgo_torch() -> None:
+    """Let transformers find no torch in this process: tokenizers do without its 0.2 GB."""
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # as documented: it is not found
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
 
 
 def _load(settings: Settings) -> "PreTrainedTokenizerBase":
