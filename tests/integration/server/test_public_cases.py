@@ -281,7 +281,7 @@ def test_r88_json_that_was_asked_for_is_enforced(tiny_url) -> None:
 
 def test_r68_r72_a_cached_prompt_gives_the_same_answer(tiny_url) -> None:
     for ids in (IDS, IDS[:48], IDS[:16]):
-        fields = {"prompt": ids, "max_tokens": 24, "return_token_ids": True}
+        fields: dict[str, Any] = {"prompt": ids, "max_tokens": 24, "return_token_ids": True}
         answers = [first(tiny_url, **fields)["token_ids"] for _ in range(2)]
         cold = first(tiny_url, **fields, cache_salt=f"cold {len(ids)}")["token_ids"]
         assert answers == [cold, cold]
