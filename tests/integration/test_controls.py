@@ -3,8 +3,8 @@
 Alone and mixed in one batch, whatever the schedule; log-probabilities are transformers' own.
 """
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -30,17 +30,19 @@ def test_each_control_changes_the_answer(site: Site) -> None:
     assert [case.name for case in site[1] if not case.changed] == ["none"]
 
 
-def check(llm: LLM, cases: list[Case], **more: Any) -> None:
+def check(llm: LLM, cases: list[Case]) -> None:
     """Generate all together, some alone, and all again, and compare."""
-    tally = Tally()
     for some in (cases, *([case] for case in cases[::4]), cases[::-1]):
-        results = llm.generate(
-            [case.judged.prompt for case in some],
-            [msgspec.structs.replace(case.params, **more) for case in some],
-            progress=False,
-        )
-        for case, result in zip(some, results, strict=True):
-            tally.compare(case.judged, result.token_ids, f"{case.name} of {len(some)}")
+        check_some(llm, some)
+
+
+def check_some(llm: LLM, cases: list[Case]) -> None:
+    tally = Tally()
+    results = llm.generate(
+        [case.judged.prompt for case in cases], [case.params for case in cases], progress=False
+    )
+    for case, result in zip(cases, results, strict=True):
+        tally.compare(case.judged, result.token_ids, f"{case.name} of {len(cases)}")
     tally.check()
 
 
@@ -91,6 +93,33 @@ def test_controls_with_recorded_decode_steps(
     ) as llm:
         check(llm, cases)
     assert recorder.num_replays
+
+
+def test_a_row_forgets_what_its_last_owner_asked_for(site: Site) -> None:
+    """Its next owner asks for nothing, and comes while nobody else asks for anything.
+
+    Catches: a bias that comes to life again as soon as somebody else has one.
+    """
+    path, cases = site
+    by_name = {case.name: case for case in cases}
+    plain, last = by_name["none"], by_name["everything"]
+    with LLM(str(path), progress=False, max_running_requests=2, prefix_cache="naive") as llm:
+        for name in ("bias", "allowed", "presence", "bad words", "min tokens"):
+            # Two rows: the second plain request follows the first one, the last one the other.
+            first = replace(
+                by_name[name],
+                params=msgspec.structs.replace(by_name[name].params, max_tokens=3, min_tokens=0),
+            )
+            some = [first, plain, plain, last]
+            results = llm.generate(
+                [case.judged.prompt for case in some],
+                [case.params for case in some],
+                progress=False,
+            )
+            tally = Tally()
+            for case, result in list(zip(some, results, strict=True))[1:]:
+                tally.compare(case.judged, result.token_ids, f"{case.name} behind {name}")
+            tally.check()
 
 
 @pytest.mark.slow

@@ -83,6 +83,7 @@ class LogitsProcessing:
         self._sizes = np.zeros((num_rows + 1, 4), dtype=np.int64)
         self._prompts: dict[int, tuple[int, IntArray]] = {}
         self._controlled: set[int] = set()
+        self._decoding: set[int] = set()
         self.reports = DeviceReports()
 
     def receive(self, plan: BatchPlan, words: torch.Tensor) -> None:
@@ -92,17 +93,31 @@ class LogitsProcessing:
             plan: as the host reads it.
             words: int32: its ``controls`` on the device.
         """
-        if not len(plan.added) or not (self._controlled or len(plan.controls)):
+        if not self._controlled and not len(plan.controls):
             return
-        rows = plan.added["row"]
-        self._flags[rows] = 0
-        self._until[rows] = 0
-        self._controlled.difference_update(rows.tolist())
-        for row in rows.tolist():
-            self._prompts.pop(row, None)
+        if len(plan.added):
+            self._add(plan, words)
+        if plan.decode_rows is not None:
+            # A row that has left the order for good costs no later step anything.
+            decoding = self._controlled.intersection(plan.decode_rows.tolist())
+            self._forget(self._decoding - decoding)
+            self._decoding = decoding
+
+    def _add(self, plan: BatchPlan, words: torch.Tensor) -> None:
+        """Take over new owners, with what they ask for."""
+        self._forget(self._controlled.intersection(plan.added["row"].tolist()))
         for record, at in decode_controls(plan.controls):
             self._note(record)
             self._state.set_row(record, words, at)
+
+    def _forget(self, rows: set[int]) -> None:
+        """Forget rows whose owners are gone; what the device keeps of them is never looked at."""
+        for row in rows:
+            self._flags[row] = 0
+            self._until[row] = 0
+            self._prompts.pop(row, None)
+        self._controlled -= rows
+        self._decoding -= rows
 
     def concerns(self, rows: RowArray, ends: RowArray) -> npt.NDArray[np.bool_] | None:
         """Return which rows' logits change or are reported, bool ``[S]``; ``None``: no row's.
