@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -288,6 +290,35 @@ def test_a_helper_ends_with_its_backend(folder: Path) -> None:
     process = backend._helper._process
     del backend
     assert process.wait(10) == -signal.SIGKILL
+
+
+ORPHAN = """
+import os, signal, sys
+from functools import partial
+from pathlib import Path
+
+from minisgl.bootstrap.grammars import tokenizer_at
+from minisgl.structured import GrammarContext
+from minisgl.structured.xgrammar_backend import XGrammarBackend
+
+context = GrammarContext(
+    tokenizer=partial(tokenizer_at, Path(sys.argv[1])), vocab_size=272, eos_token_ids=(2, 0),
+    compile_timeout_s=5.0,
+)
+print(XGrammarBackend(context, None)._helper._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_helper_ends_with_a_process_that_is_killed(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", ORPHAN, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{done.stdout.strip()}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_helper_that_cannot_start_says_why(folder: Path) -> None:
