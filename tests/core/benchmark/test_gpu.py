@@ -70,21 +70,13 @@ def test_offline_and_kernels_run_on_the_card(tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     path = tmp_path / "out.json"
     line = ["bench", "offline", "--model", str(folder), "--load-format", "dummy", "--num-prompts"]
-    line += [
-        "3",
-        "--input-len",
-        "9",
-        "--output-len",
-        "40",
-        "--max-token-id",
-        "200",
-        "--seeds",
-        "0,1",
-    ]
+    line += ["3", "--input-len", "9", "--output-len", "80", "--max-token-id", "200"]
+    line += ["--seeds", "0,1"]
     line += ["--num-pages", "100", "--profile", str(tmp_path / "trace.json"), "--json", str(path)]
     assert main(line) == 0
     record = json.loads(path.read_text())
     assert record["device"]["name"] == torch.cuda.get_device_name()
+    assert 0 < record["profile"]["pause_median_us"] <= record["profile"]["pause_p90_us"]
     line = ["bench", "kernels", "--quick", "--model", str(folder), "--rows", "4", "--cases"]
     assert main([*line, "decode:8x100-200:16/8x128:p16", "--json", str(path)]) == 0
     record = json.loads(path.read_text())

@@ -355,7 +355,9 @@ def test_triton_leaves_products_in_float32_to_cublas(plugin_site, monkeypatch):
     names = [entry.name for entry in fields(OpTable)]
     rows = [r for r in explain_ops(plugin_site.load(), on_card, names) if r.name == "triton"]
     refused = {row.kind: row.reason for row in rows if row.outcome == "refused"}
-    assert refused == {"op linear": "needs a 16-bit dtype, the model runs in float32"}
+    products = ("linear", "linear_parts", "add_norm_linear", "add_norm_gated")
+    reason = "needs a 16-bit dtype, the model runs in float32"
+    assert refused == {f"op {name}": reason for name in products}
 
 
 def test_triton_is_refused_where_it_is_not_installed(plugin_site, monkeypatch):
