@@ -50,10 +50,16 @@ class DecoderBlock(Layer):
         residual: torch.Tensor | None,
         batch: Batch,
         rotation: Rotation,
+        *,
+        wanted: torch.Tensor | None = None,
     ) -> tuple[Hidden, torch.Tensor]:
-        """Return the MLP's output and the residual that it is still to be added to."""
+        """Return the MLP's output and the residual that it is still to be added to.
+
+        Of the tokens ``wanted`` alone, int64 ``[S]``, if given: nobody reads the others behind the
+        last layer.
+        """
         hidden, residual = self.attention.after_norm(
-            hidden, residual, self.input_norm, batch, rotation
+            hidden, residual, self.input_norm, batch, rotation, wanted=wanted
         )
         return self.mlp.after_norm(hidden, residual, self.mlp_norm)
 
@@ -80,12 +86,12 @@ class DecoderModel(BaseLLMModel):
         hidden: Hidden = self.embedding.forward(batch.input_ids)
         rotation = self.rotary.forward(batch.positions)
         residual = None
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             hidden, residual = block.forward(hidden, residual, batch, rotation)
-        assert residual is not None, "a model has at least one layer"
-        if batch.sample_indices is not None:
-            hidden = hidden.index_select(-2, batch.sample_indices)
-            residual = residual[batch.sample_indices]
+        last = self.blocks[-1]
+        hidden, residual = last.forward(
+            hidden, residual, batch, rotation, wanted=batch.sample_indices
+        )
         normed, _ = self.norm.add_and_norm(hidden, residual)
         return self.head.forward(normed)
 

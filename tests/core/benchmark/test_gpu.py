@@ -66,7 +66,8 @@ def test_calls_are_timed_inside_of_a_graph():
 def test_offline_and_kernels_run_on_the_card(tmp_path):
     folder = tmp_path / "Tiny"
     folder.mkdir()
-    config = build_tiny_model("Qwen3ForCausalLM").config.to_dict() | {"dtype": "bfloat16"}
+    shape = {"head_dim": 64, "num_attention_heads": 8, "num_key_value_heads": 4}  # FlashInfer's
+    config = build_tiny_model("Qwen3ForCausalLM", **shape).config.to_dict() | {"dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config))
     path = tmp_path / "out.json"
     line = ["bench", "offline", "--model", str(folder), "--load-format", "dummy", "--num-prompts"]

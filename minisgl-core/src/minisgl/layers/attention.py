@@ -90,10 +90,18 @@ class Attention(Layer):
         norm: RMSNorm,
         batch: Batch,
         rotation: Rotation,
+        *,
+        wanted: torch.Tensor | None = None,
     ) -> tuple[Hidden, torch.Tensor]:
-        """Return ``forward(norm(x + residual))``, maybe in parts, and the sum."""
+        """Return ``forward(norm(x + residual))``, maybe in parts, and the sum.
+
+        Of the tokens ``wanted`` alone, int64 ``[S]``, if given; K and V of all are stored.
+        """
         qkv, residual = self.qkv.after_norm(x, residual, norm)
-        return self.output.parts(self._attend(qkv, batch, rotation)), residual
+        heads = self._attend(qkv, batch, rotation)
+        if wanted is not None:
+            heads, residual = heads[wanted], residual[wanted]
+        return self.output.parts(heads), residual
 
     def _attend(self, qkv: torch.Tensor, batch: Batch, rotation: Rotation) -> torch.Tensor:
         """Return the heads' outputs side by side, ``[T, q_heads * head_dim]``."""
