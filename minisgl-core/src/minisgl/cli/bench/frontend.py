@@ -55,8 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--commit", metavar="HASH", help="commit to note, where the code runs outside its checkout"
     )
     add_settings_arguments(
-        parser, only=("model.path", "model.tokenizer", "plugins.disabled", "log.level")
-    )
+        parser,
+        only=(
+            "model.path", "model.tokenizer", "server.num_tokenizers", "plugins.disabled",
+            "log.level",
+        ),
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
