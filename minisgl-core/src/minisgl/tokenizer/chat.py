@@ -239,7 +239,7 @@ class ChatTemplate:
 
 def template_source(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return the text of a tokenizer's chat template, or of all of them; empty if it has none."""
-    template = tokenizer.chat_template
+    template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
         return "\n".join(map(str, template.values()))
     return template or ""
