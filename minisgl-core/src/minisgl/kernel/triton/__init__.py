@@ -8,6 +8,7 @@ the model once and samples once, plain and filtered, leaves nothing to compile. 
 """
 
 from minisgl.kernel.triton.activations import gelu_and_mul, silu_and_mul
+from minisgl.kernel.triton.controls import penalize
 from minisgl.kernel.triton.filters import sample_filtered
 from minisgl.kernel.triton.linear import linear
 from minisgl.kernel.triton.masks import mask_tokens
@@ -25,6 +26,7 @@ __all__ = [
     "linear",
     "mask_tokens",
     "page_indices",
+    "penalize",
     "rms_norm",
     "rope",
     "rope_store",
