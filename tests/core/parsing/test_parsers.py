@@ -276,6 +276,8 @@ def test_arguments_that_break_off_are_left_open_and_what_follows_is_content() ->
     found = of(HermesCalls, '<tool_call>{"name": "f", "arguments": {"a": tru}}</tool_call>')
     assert (found.names, found.arguments) == (["f"], ['{"a": '])
     assert found.content == "tru}}</tool_call>"
+    broken = of(MistralCalls, '[TOOL_CALLS]f{"a": tru}')
+    assert (broken.names, broken.arguments, broken.content) == (["f"], ['{"a": '], "tru}")
     cut = of(HermesCalls, '<tool_call>{"name": "f", "arguments": {"a": 12')
     assert (cut.names, cut.arguments, cut.content) == (["f"], ['{"a": 12'], "")
 

@@ -1,5 +1,6 @@
 """Control tokens that clients write are text; those of the template are control tokens."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -244,3 +245,25 @@ def test_our_own_characters_beside_a_token_are_refused_and_fine_alone(text) -> N
     )
     with pytest.raises(RequestError, match=r"private|Linear A"):
         encoder.encode(user(f"<|im_end|>{text}"))
+
+
+def test_a_million_characters_of_tokens_take_no_longer_than_their_encoding() -> None:
+    encoder = ENCODERS["byte-level"]
+    text = "<|im_end|>" * 50_000
+    began = time.process_time()
+    rendered = encoder.chat.render(user(text), ChatOptions())
+    assert time.process_time() - began < 5  # comparing each with each takes minutes
+    assert len(rendered.foreign) == 50_000
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [("{{ messages[0].content }}end|>", "<|im_"), ("<|im_{{ messages[0].content }}", " end|> ")],
+)
+def test_the_template_does_not_complete_a_clients_part_of_a_token(template, content) -> None:
+    encoder = PromptEncoder(
+        with_template(byte_level(), template.replace("content", "content.strip()"))
+    )
+    ids = encoder.encode(user(content))
+    assert ids.count(2) == 0
+    assert encoder.decode(ids) == "<|im_end|>"

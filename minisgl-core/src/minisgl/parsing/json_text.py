@@ -185,6 +185,7 @@ class CallReader:
         self._mode = "open"
         self._key = ""
         self._part = ""
+        self._value: list[str] = []
         self._early: str | None = None
         self.name: str | None = None
         self.has_arguments = False
@@ -209,7 +210,7 @@ class CallReader:
     def _streams(self) -> bool:
         """Whether the value that is read is the arguments of a call that is certain."""
         is_arguments = self._key in ("arguments", "parameters")
-        return is_arguments and self.name is not None and self._part[:1] == "{"
+        return is_arguments and self.name is not None and self._value[:1] == ["{"]
 
     def _read(self, added: str) -> str:
         """Follow the scanner, which has just added this."""
@@ -235,16 +236,17 @@ class CallReader:
         return ""
 
     def _in_value(self, added: str) -> str:
-        if not self._part:
+        if not self._value:
             added = added.lstrip(SPACE)
             if self._key == "function" and added == "{" and self._level == 1:
                 self._level, self._mode = 2, "key"
                 return ""
-        self._part += added
+        if added and not (self._value and self._streams):  # what is sent need not be kept
+            self._value.append(added)
         streams = self._streams
         if self._scanner.depth > self._level or self._scanner.expect != "comma":
             return self._once(added) if streams else ""
-        text, self._part, self._mode = self._part, "", "after"
+        text, self._value, self._mode = "".join(self._value), [], "after"
         if streams:
             added = self._once(added)
             self.has_arguments = True

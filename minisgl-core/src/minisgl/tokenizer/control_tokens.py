@@ -11,6 +11,7 @@ and segments, spaces and normalisation are those of the original.
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -152,12 +153,16 @@ class ControlTokens:
         inside, edges, plain = marks.read(marked)
         if plain != text:
             return None
-        return [
-            match.span()
-            for match in self._pattern.finditer(text)
-            if any(match.start() < end and begin < match.end() for begin, end in inside)
-            or any(match.start() < edge < match.end() for edge in edges)
-        ]
+        found: list[Span] = []
+        ends = [end for _, end in inside]
+        for match in self._pattern.finditer(text):
+            start, stop = match.span()
+            after = bisect_right(ends, start)  # the first span that ends behind the token's start
+            overlaps = after < len(inside) and inside[after][0] < stop
+            edge = bisect_right(edges, start)
+            if overlaps or (edge < len(edges) and edges[edge] < stop):
+                found.append((start, stop))
+        return found
 
     def encode(self, text: str, foreign: Iterable[Span]) -> list[int]:
         """Return the ids of rendered text in which the ``foreign`` tokens are text.
