@@ -31,6 +31,7 @@ CREATED := $(VENV)/.created
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED_TESTS := $(VENV)/.installed-tests
+INSTALLED_CLIENTS := $(VENV)/.installed-clients
 
 # Up to four pytest processes, one a core, with one thread of torch each. A file stays in one
 # process (its fixtures are costly), and files go out in the order of tests/conftest.py.
@@ -40,7 +41,7 @@ PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadscope --no-
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint types contracts unit test-fast test-deep mutations bench format clean
+.PHONY: help serve test lint types contracts unit test-fast test-deep test-clients mutations bench format clean
 
 help:  ## show this list
 	@echo "make TARGET [VARIABLE=VALUE ...]"
@@ -76,6 +77,9 @@ test-fast: $(INSTALLED_TESTS)  ## the tests that take no more than a few seconds
 
 test-deep: $(INSTALLED_TESTS)  ## the property tests alone, with 5,000 examples each instead of 200
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m hypothesis --hypothesis-profile=deep --timeout=7200 $(PYTEST_ARGS)
+
+test-clients: $(INSTALLED_CLIENTS)  ## clients that others wrote (anthropic, langchain, litellm, llm, lm-eval, openai, schemathesis)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m clients --timeout=900 $(PYTEST_ARGS)
 
 mutations: $(INSTALLED_TESTS)  ## known faults, one at a time, each with the test that must notice it
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutations/run.py $(ARGS)
@@ -119,4 +123,9 @@ $(INSTALLED_TESTS): $(INSTALLED_DEMO) tests/requirements.txt $(wildcard minisgl-
 ifeq ($(GPU),)
 	$(PIP) install --quiet --no-deps $(GPU_PLUGINS)
 endif
+	@touch $@
+
+$(INSTALLED_CLIENTS): $(INSTALLED_TESTS) tests/clients/requirements.txt
+	@echo "Installing the clients"
+	$(PIP) install --quiet $(TORCH_ARGS) -r tests/requirements.txt -r tests/clients/requirements.txt
 	@touch $@

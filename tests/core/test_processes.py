@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from minisgl.message import BackendMessage, Shutdown
-from minisgl.processes import collector_at_rest, freeze_startup, no_full_collections
+from minisgl.processes import collector_at_rest, no_full_collections, quiet_collector
 from support.scheduling import Harness
 
 
@@ -77,10 +77,15 @@ def test_an_idle_scheduler_frees_what_the_loop_did_not(monkeypatch: pytest.Monke
 
 def test_what_exists_at_the_start_is_never_visited_again():
     gc.unfreeze()
-    before, young = gc.get_freeze_count(), [[]]
-    freeze_startup()
+    before, thresholds, young = gc.get_freeze_count(), gc.get_threshold(), [[]]
+    quiet_collector()
     try:
         assert gc.get_freeze_count() > before + 1000
         assert not any(known is young for known in gc.get_objects())
+        collections = gc.get_stats()[0]["collections"]
+        step = [[] for _ in range(2000)]
+        assert gc.get_stats()[0]["collections"] == collections, "a step sets no collection off"
+        assert len(step) == 2000
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)

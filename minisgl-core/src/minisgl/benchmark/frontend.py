@@ -13,9 +13,10 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -51,9 +52,10 @@ class FrontendLoad:
 
     Attributes:
         name: of it.
-        streams: at once, of all ages: the first answers are shorter, by a step each. Each stream
-            begins its next request when the last has ended.
-        num_requests: in all.
+        streams: at once; each begins its next request when the last has ended. Their first answers
+            have lengths from one token to ``output_len`` and do not count: from then on streams
+            are of all ages, as in a server that has run for a while.
+        num_requests: after these, at least twice as many as streams.
         output_len: tokens of an answer.
         step_s: seconds of an engine's step; 0 takes none.
         endpoint: ``completions`` or ``chat``.
@@ -73,8 +75,8 @@ class FrontendResult:
 
     Attributes:
         load: what was sent.
-        seconds: from the first request to the last end.
-        tokens_per_s: that the client has read.
+        seconds: that count.
+        tokens_per_s: that the client has read in that time.
         tokens_per_event: of server-sent events with text.
         latency_ms: from a token's step to its being read: ``p50``, ``p90``, ``p99``, ``max``.
         ttft_ms: from sending a request to its first text, ``p50`` and ``p99``.
@@ -181,16 +183,24 @@ def _serve(settings: Settings, speed: NullSpeed, pipe: Connection, parent: int) 
 
 @dataclass(slots=True)
 class _Streams:
-    """What the client has seen."""
+    """What the client has seen.
 
-    seconds: float = 0.0
-    num_events: int = 0
+    Attributes:
+        began, ended: of the time that counts: all first answers have ended, and no stream has run
+            out of requests.
+        chunks: of each request by its seed: when a chunk was read, and the characters until its
+            end.
+        sent: when each request was sent.
+        cpu_s: CPU time by process, at both ends of that time.
+        memory: requests that had ended, and resident memory by process, MiB.
+    """
+
+    began: float = 0.0
+    ended: float = 0.0
     chunks: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
-    """Of each request by its seed: when a chunk was read, and the characters until its end."""
     sent: dict[int, float] = field(default_factory=dict)
-    cpu_s: dict[str, float] = field(default_factory=dict)
+    cpu_s: list[dict[str, float]] = field(default_factory=list)
     memory: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    """Requests that had ended, and resident memory by process, MiB."""
 
 
 class _Reader:
@@ -217,44 +227,49 @@ async def _send_all(address: Address, load: FrontendLoad, pids: dict[str, int]) 
     """Keep ``load.streams`` requests running until all have been sent."""
     client = HttpClient(address)
     streams = _Streams()
-    seeds = iter(range(1, load.num_requests + 1))
+    seeds = iter(range(1, load.streams + load.num_requests + 1))
+    num_warm = 0
 
-    async def stream(length: int) -> None:
+    async def stream(index: int) -> None:
+        nonlocal num_warm
+        await ask(next(seeds), -(-load.output_len * index // load.streams))
+        num_warm += 1
+        if num_warm == load.streams:
+            streams.began = time.perf_counter()
+            streams.cpu_s.append(_cpu_seconds(pids))
         for seed in seeds:
-            reader = _Reader()
-            body = request_body(
-                PROMPT, length, model=None, chat=load.endpoint == "chat",
-                extra={"seed": seed},
-            )  # fmt: skip
-            streams.sent[seed] = time.perf_counter()
-            head = await client.post(_PATHS[load.endpoint], body, reader.take)
-            if head.status != 200 or _num_chars(reader.chunks) != length * TOKEN_CHARS:
-                raise MinisglError(
-                    f"an answer of {length} tokens was wanted; the server gave HTTP "
-                    f"{head.status} and {_num_chars(reader.chunks)} characters"
-                )
-            streams.chunks[seed] = reader.chunks
-            length = load.output_len
+            await ask(seed, load.output_len)
+        if not streams.ended:
+            streams.ended = time.perf_counter()
+            streams.cpu_s.append(_cpu_seconds(pids))
+
+    async def ask(seed: int, length: int) -> None:
+        reader = _Reader()
+        body = request_body(
+            PROMPT, length, model=None, chat=load.endpoint == "chat", extra={"seed": seed}
+        )
+        streams.sent[seed] = time.perf_counter()
+        head = await client.post(_PATHS[load.endpoint], body, reader.take)
+        num_chars = reader.chunks[-1][1] if reader.chunks else 0
+        if head.status != HTTPStatus.OK or num_chars != length * TOKEN_CHARS:
+            raise MinisglError(
+                f"an answer of {length} tokens was wanted; the server gave HTTP {head.status} and "
+                f"{num_chars} characters"
+            )
+        streams.chunks[seed] = reader.chunks
 
     watcher = asyncio.create_task(_watch_memory(streams, pids))
-    before, began = _cpu_seconds(pids), time.perf_counter()
     try:
         async with asyncio.TaskGroup() as group:
             for index in range(1, load.streams + 1):
-                group.create_task(stream(-(-load.output_len * index // load.streams)))
+                group.create_task(stream(index))
     except* MinisglError as errors:
         raise errors.exceptions[0] from None
     finally:
         watcher.cancel()
-    streams.seconds = time.perf_counter() - began
-    streams.cpu_s = {name: after - before[name] for name, after in _cpu_seconds(pids).items()}
+        client.close()
     streams.memory.append((len(streams.chunks), _memory(pids)))
-    client.close()
     return streams
-
-
-def _num_chars(chunks: Sequence[tuple[float, int]]) -> int:
-    return chunks[-1][1] if chunks else 0
 
 
 async def _watch_memory(streams: _Streams, pids: dict[str, int]) -> None:
@@ -289,27 +304,34 @@ def _result(
     seeds: npt.NDArray[np.int64],
     steps: npt.NDArray[np.int64],
 ) -> FrontendResult:
+    """Put the client's times and those of the steps together."""
     first_step = dict(zip(seeds.tolist(), steps.tolist(), strict=True))
-    latencies, ttfts, num_events, num_tokens = [], [], 0, 0
+    latencies, ttfts, num_events = [], [], 0
     for seed, chunks in streams.chunks.items():
         read_at, num_chars = (np.asarray(column) for column in zip(*chunks, strict=True))
         counts = np.diff(num_chars // TOKEN_CHARS, prepend=0)
         emitted = times[first_step[seed] : first_step[seed] + counts.sum()]
-        latencies.append(np.repeat(read_at, counts) - emitted)
-        ttfts.append(read_at[0] - streams.sent[seed])
-        num_events += len(chunks)
-        num_tokens += len(emitted)
-    settled = next(memory for done, memory in streams.memory if done >= SETTLED * load.num_requests)
-    end = streams.memory[-1][1]
+        counting = (read_at >= streams.began) & (read_at < streams.ended)
+        latencies.append((np.repeat(read_at, counts) - emitted)[np.repeat(counting, counts)])
+        num_events += int(counting.sum())
+        if streams.began <= streams.sent[seed] < streams.ended:
+            ttfts.append(read_at[0] - streams.sent[seed])
+    latency = np.concatenate(latencies)
+    seconds = streams.ended - streams.began
+    before, after = streams.cpu_s
+    num_all = load.streams + load.num_requests
+    settled = next(memory for done, memory in streams.memory if done >= SETTLED * num_all)
     return FrontendResult(
         load=load,
-        seconds=streams.seconds,
-        tokens_per_s=num_tokens / streams.seconds,
-        tokens_per_event=num_tokens / num_events,
-        latency_ms=_percentiles(np.concatenate(latencies)),
+        seconds=seconds,
+        tokens_per_s=len(latency) / seconds,
+        tokens_per_event=len(latency) / num_events,
+        latency_ms=_percentiles(latency),
         ttft_ms=_percentiles(np.asarray(ttfts)),
-        cpu_us_per_token={name: s / num_tokens * 1e6 for name, s in streams.cpu_s.items()},
-        memory_mib={name: (settled[name], end[name]) for name in end},
+        cpu_us_per_token={
+            name: (after[name] - used) / len(latency) * 1e6 for name, used in before.items()
+        },
+        memory_mib={name: (settled[name], end) for name, end in streams.memory[-1][1].items()},
     )
 
 

@@ -33,7 +33,7 @@ from minisgl.message import (
 from minisgl.message.sockets import Addresses, AsyncPullSocket, PushSocket, private_addresses
 from minisgl.plugins.host import PluginHost, load_plugins
 from minisgl.plugins.parsers import check_parsers, select_parsers
-from minisgl.processes import HANDLED_SIGNALS, freeze_startup
+from minisgl.processes import HANDLED_SIGNALS, quiet_collector
 from minisgl.server.app import create_app
 from minisgl.server.client import EngineClient
 from minisgl.server.greeting import greeting
@@ -305,7 +305,7 @@ class _Server:
         host, port = self._settings.server.host, self._bound.getsockname()[1]
         listen(self._bound, host, port)
         running = asyncio.create_task(http.serve(sockets=[self._bound]))
-        freeze_startup()
+        quiet_collector()
         announce(
             greeting(
                 host,

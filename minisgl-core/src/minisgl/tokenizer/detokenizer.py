@@ -70,6 +70,10 @@ class _Stream:
         With ``last_is_stop`` the last token is the stop token that ended the request: it counts,
         and its text does not appear.
         """
+        if self.finder is None and not logprobs and len(token_ids) == 1 and not last_is_stop:
+            self.num_tokens += 1  # by far the most common case, and all that follows in it
+            self.unsent_ids += token_ids
+            return self.text.push(token_ids[0]), False
         pieces: list[str] = []
         silent = last_is_stop and not self.params.include_stop_str_in_output
         for position, token_id in enumerate(token_ids, start=1):

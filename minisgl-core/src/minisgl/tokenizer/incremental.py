@@ -57,6 +57,7 @@ class TextDecoder:
             {} if type(getattr(self._backend, "decoder", None)).__name__ == "ByteLevel" else None
         )
         self._byte_of_character = _byte_of_character() if self._token_bytes is not None else {}
+        self._whole_texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
         self._kinds: dict[int, TokenKind] = {}
         self._piece_bytes: dict[int, bytes] = {}
 
@@ -86,6 +87,13 @@ class TextDecoder:
             return bytes(self._byte_of_character[character] for character in token)
         except KeyError:  # an added token, spelt as plain text
             return token.encode()
+
+    def whole_texts(self, *, skip_special_tokens: bool) -> dict[int, str]:
+        """Return the texts of byte-level tokens that are whole characters, as far as known.
+
+        One table for all streams: whoever looks a token up adds it.
+        """
+        return self._whole_texts[skip_special_tokens]
 
     def kind(self, token_id: int) -> "TokenKind":
         """Return what the token is to a decoder that looks at neighbours."""
@@ -142,19 +150,32 @@ class TextDecoder:
 
 
 class _ByteLevelStream:
-    """Bytes of each token through an incremental UTF-8 decoder: constant cost a token."""
+    """Bytes of each token through an incremental UTF-8 decoder: constant cost a token.
 
-    __slots__ = ("_decoder", "_skip", "_utf8")
+    Most tokens are whole characters and come between whole characters: their text is in a table.
+    """
+
+    __slots__ = ("_decoder", "_is_between", "_skip", "_utf8", "_whole_texts")
 
     def __init__(self, decoder: TextDecoder, skip_special_tokens: bool) -> None:
         self._decoder = decoder
         self._skip = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._whole_texts = decoder.whole_texts(skip_special_tokens=skip_special_tokens)
+        self._is_between = True
 
     def push(self, token_id: int) -> str:
-        if self._skip and self._decoder.is_special(token_id):
-            return ""
-        return self._utf8.decode(self._decoder.token_bytes(token_id))
+        if self._is_between:
+            text = self._whole_texts.get(token_id)
+            if text is not None:
+                return text
+        was_between = self._is_between
+        is_hidden = self._skip and self._decoder.is_special(token_id)
+        text = "" if is_hidden else self._utf8.decode(self._decoder.token_bytes(token_id))
+        self._is_between = not self._utf8.getstate()[0]
+        if was_between and self._is_between:
+            self._whole_texts[token_id] = text
+        return text
 
     def peek(self) -> str:
         return ""

@@ -29,7 +29,7 @@ from minisgl.message import (
 )
 from minisgl.message.sockets import Addresses, PullSocket, PushSocket
 from minisgl.message.status import StatusSender
-from minisgl.processes import freeze_startup
+from minisgl.processes import quiet_collector
 from minisgl.settings import Settings
 from minisgl.tokenizer.answers import answers
 from minisgl.tokenizer.detokenizer import Detokenizer
@@ -72,7 +72,7 @@ def serve_tokenizer(
     """Tokenise requests until ``Shutdown``."""
     encoder = PromptEncoder(tokenizer)
     with _Wires(addresses, addresses.tokenizer, TokenizerMessage) as wires:
-        freeze_startup()
+        quiet_collector()
         status.ready(
             {
                 "chat_template": encoder.chat.source,
@@ -99,7 +99,7 @@ def serve_detokenizer(
     """Turn steps of tokens into text until ``Shutdown``."""
     detokenizer = Detokenizer(tokenizer)
     with _Wires(addresses, addresses.detokenizer, DetokenizerMessage) as wires:
-        freeze_startup()
+        quiet_collector()
         status.ready()
         while True:
             for message in wires.inbox.receive(None):

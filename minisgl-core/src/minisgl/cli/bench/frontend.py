@@ -67,6 +67,10 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
 
     if resolved.settings.model.path is None:
         raise SettingsError("no model is given; type --model PATH_OR_ID")
+    if args.streams > args.requests // 2:
+        raise SettingsError(
+            f"--requests {args.requests} must be at least twice --streams {args.streams}"
+        )
     resolved = resolved.with_defaults({"server.port": 0, "log.level": "warning"}, "bench frontend")
     record = {
         "benchmark": "frontend",
@@ -95,7 +99,7 @@ def _load(part: str, args: argparse.Namespace) -> "FrontendLoad":
     streams = 1 if part == "idle" else args.streams
     requests, length = args.requests, args.output_len
     if part == "idle":
-        requests = max(1, round(5 / (length * step_s)))
+        requests = max(2, round(5 / (length * step_s)))
     if part == "memory":
         requests, length = args.memory_requests, args.memory_output_len
     return FrontendLoad(
