@@ -104,8 +104,7 @@ def _ours(row: Mapping[str, Any], records: Sequence[Record]) -> tuple[list[float
         ready: float = latest["startup"]["process_to_ready_s"]
         return [], ready
     if kind == "idle":
-        idle: float = latest["profile"]["trace"]["idle_median_us"]
-        return [], idle
+        return [], _idle(latest["profile"])
     counted = [one for one in latest["rounds"] if one["counts"]]
     return [one["tokens_per_second"] for one in counted], latest["tokens_per_second"]
 
@@ -123,10 +122,17 @@ def _fits(record: Record, row: Mapping[str, Any]) -> bool:
         # All requests must still run: the row says how many.
         return (
             profile is not None
-            and profile["trace"]["idle_median_us"] is not None
+            and _idle(profile) is not None
             and profile["num_running"] == record["workload"]["num_prompts"]
         )
     return True
+
+
+def _idle(profile: Mapping[str, Any]) -> float | None:
+    """Return the pause between decode graphs: by events if they were taken, else by the trace."""
+    pause: float | None = profile.get("pause_median_us")
+    idle: float | None = profile["trace"]["idle_median_us"]
+    return idle if pause is None else pause
 
 
 def _verdict(row: Mapping[str, Any], figure: float | None) -> str:
@@ -182,10 +188,16 @@ def _step(name: str, record: Record) -> str:
         f"## A decode step of {record['model']} with {rows} row{'' if rows == 1 else 's'}\n\n"
         f"From [{name}](results/{name}), medians: {_number(period)} us from start to start, of "
         f"which {_number(trace['gaps_in_step_us'])} us between kernels and "
-        f"{_number(trace['idle_median_us'])} us between steps. Kernels may overlap at their "
-        f"ends.\n\n"
+        f"{_number(trace['idle_median_us'])} us between steps{_unslowed(record['profile'])}. "
+        f"Kernels may overlap at their ends.\n\n"
         f"{_table(lines)}"
     )
+
+
+def _unslowed(profile: Mapping[str, Any]) -> str:
+    """Say what is left between steps where no profiler slows the host down."""
+    pause = profile.get("pause_median_us")
+    return "" if pause is None else f" (without the profiler {_number(pause)} us)"
 
 
 def _kernels(name: str, record: Record) -> str:

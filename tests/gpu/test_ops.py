@@ -49,7 +49,8 @@ def checks(run: Run, dtype: torch.dtype) -> Checks:
 def test_triton_serves_every_operation_with_a_fast_form(dtype: torch.dtype) -> None:
     chosen, reference = chosen_ops(dtype), OpTable()
     slow = {name for name in OpTable.__slots__ if getattr(chosen, name) is getattr(reference, name)}
-    assert slow == ({"linear"} if dtype == torch.float32 else set())
+    plain = {"mask_logits", "bias_logits", "ban_sequences", "penalize", "token_logprobs"}
+    assert slow - plain == ({"linear"} if dtype == torch.float32 else set())
 
 
 @pytest.mark.parametrize("rows", [1, 256, 8192])
@@ -65,6 +66,33 @@ def test_norms(checks: Checks, dtype: torch.dtype, rows: int, width: int) -> Non
 )
 def test_linear(checks: Checks, dtype: torch.dtype, rows: int, outputs: int, inputs: int) -> None:
     checks.linear(dtype, rows, outputs, inputs, biased=rows == 3)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 64, 100, 128, 129])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1024, 2048), (1024, 3072), (5120, 17408)])
+def test_linear_in_parts(
+    checks: Checks, dtype: torch.dtype, rows: int, outputs: int, inputs: int
+) -> None:
+    num_parts = checks.linear_parts(dtype, rows, outputs, inputs, biased=rows == 17)
+    small = outputs == 1024 and 1 < rows <= 128 and dtype != torch.float32
+    assert (num_parts > 1) == small
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 64, 100, 128, 129])
+@pytest.mark.parametrize("gelu", [None, False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 1024), (7168, 5120), (154, 200)])
+def test_sum_norm_and_product(
+    checks: Checks,
+    dtype: torch.dtype,
+    rows: int,
+    gelu: bool | None,
+    outputs: int,
+    inputs: int,
+) -> None:
+    shape = (dtype, rows, outputs, inputs)
+    checks.add_norm_product(*shape, gelu=gelu, parts=1)
+    checks.add_norm_product(*shape, gelu=gelu, parts=3, biased=True)
+    checks.add_norm_product(*shape, gelu=gelu, first=True)
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 128), (300, 16, 128), (9, 3, 80)])

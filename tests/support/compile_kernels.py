@@ -45,6 +45,10 @@ def compile_all(capability: int) -> None:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         reads = re.findall(r"ld\.global\S*?(?:\.v(\d))?\.b(\d+)", kernel.asm["ptx"])
         widest = max((int(count or 1) * int(bits) for count, bits in reads), default=0)
+        copies = re.findall(
+            r"cp\.async\.c[ag]\.shared\.global[^,]*,[^,]*, 0x(\w+)", kernel.asm["ptx"]
+        )
+        widest = max([widest, *(8 * int(size, 16) for size in copies)])
         sys.stdout.write(json.dumps({"kernel": self.__name__, "bits": widest}) + "\n")
 
     JITFunction.run = compile_only
@@ -57,7 +61,13 @@ def call_all(dtype: torch.dtype) -> None:
     x, gated = torch.empty(4, 1024, dtype=dtype), torch.empty(4, 6144, dtype=dtype)
     ops.rms_norm(x, x[0], 1e-6)
     ops.add_rms_norm(x, x.clone(), x[0], 1e-6)
-    ops.linear(x, torch.empty(1024, 1024, dtype=dtype), None)
+    matrix = torch.empty(1024, 1024, dtype=dtype)
+    one, some = torch.empty(1, 1, 1024, dtype=dtype), torch.empty(1, 16, 1024, dtype=dtype)
+    for parts in (one, some, torch.empty(2, 16, 1024)):
+        ops.linear_parts(parts[0].to(dtype), matrix, None)
+        residual = torch.empty(parts.shape[1:], dtype=dtype)
+        ops.add_norm_linear(parts, residual, x[0], 1e-6, matrix, None)
+        ops.add_norm_gated(parts, residual, x[0], 1e-6, matrix, None, gelu=False)
     ops.silu_and_mul(gated)
     ops.gelu_and_mul(gated)
     longs, ints = torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int32)

@@ -9,9 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from minisgl.kernel import OpTable, Rotation, reference
 from minisgl.kernel.sampling import gumbel_noise
@@ -148,6 +151,79 @@ class Checks:
         error = ((out.double() - exact).norm() / exact.norm()).item()
         assert out.dtype == dtype
         assert error < error_bound(dtype, truncates=self.truncates), f"relative error {error:.2e}"
+
+    def linear_parts(
+        self, dtype: torch.dtype, rows: int, outputs: int, inputs: int, *, biased: bool = False
+    ) -> int:
+        """Return how many parts there are."""
+
+        def make(seed: int) -> Tensors:
+            x = self.randn(seed, rows, inputs, dtype=dtype)
+            weight = self.randn(seed + 1, outputs, inputs, dtype=dtype)
+            return x, weight, self.randn(seed + 2, outputs, dtype=dtype, scale=9)
+
+        (x, weight, bias), (parts,) = self.run(
+            lambda x, weight, bias: [self.ops.linear_parts(x, weight, bias if biased else None)],
+            make,
+        )
+        exact = x.double() @ weight.double().t() + (bias.double() if biased else 0)
+        error = ((parts.double().sum(0) - exact).norm() / exact.norm()).item()
+        assert parts.dtype == (dtype if len(parts) == 1 else torch.float32)
+        assert error < error_bound(dtype, truncates=self.truncates), f"relative error {error:.2e}"
+        return len(parts)
+
+    def add_norm_product(
+        self,
+        dtype: torch.dtype,
+        rows: int,
+        outputs: int,
+        inputs: int,
+        *,
+        gelu: bool | None = None,
+        parts: int = 0,
+        first: bool = False,
+        biased: bool = False,
+    ) -> None:
+        """``add_norm_linear``, or with ``gelu`` given ``add_norm_gated``.
+
+        ``parts`` of the input, 0 for none; ``first``: there is no residual yet.
+        """
+
+        def make(seed: int) -> Tensors:
+            shape = (parts, rows, inputs) if parts else (rows, inputs)
+            x = self.randn(seed, *shape, dtype=torch.float32 if parts > 1 else dtype)
+            return (
+                x,
+                self.randn(seed + 1, rows, inputs, dtype=dtype),
+                self.randn(seed + 2, inputs, dtype=dtype),
+                self.randn(seed + 3, outputs, inputs, dtype=dtype, scale=inputs**-0.5),
+                self.randn(seed + 4, outputs, dtype=dtype),
+            )
+
+        def call(*tensors: torch.Tensor) -> Tensors:
+            x, residual, norm, weight, bias = tensors
+            arguments: tuple[Any, ...] = (
+                x, None if first else residual, norm, 1e-6, weight, bias if biased else None,
+            )  # fmt: skip
+            if gelu is None:
+                return self.ops.add_norm_linear(*arguments)
+            return self.ops.add_norm_gated(*arguments, gelu=gelu)
+
+        (x, residual, norm, weight, bias), (out, total) = self.run(call, make)
+        summed = x.double().sum(0) if parts else x.double()
+        # Rounded where an operation of its own would have left it.
+        summed = (summed.to(dtype).double() + (0 if first else residual.double())).to(dtype)
+        exact = _norm64(summed, norm) @ weight.double().t() + (bias.double() if biased else 0)
+        if gelu is not None:
+            gate, up = exact.chunk(2, dim=-1)
+            activate = partial(F.gelu, approximate="tanh") if gelu else F.silu
+            exact = activate(gate) * up
+        assert out.dtype == total.dtype == dtype
+        for got, right in ((total, summed.double()), (out, exact)):
+            assert got.shape == right.shape
+            error = ((got.double() - right).norm() / right.norm()).item()
+            # Up to five roundings one behind the other: norm, weight, product, gate, activation.
+            assert error < 5 * error_bound(dtype, truncates=self.truncates), f"{error:.2e}"
 
     def add_rms_norm(self, dtype: torch.dtype, rows: int, width: int) -> None:
         def make(seed: int) -> Tensors:

@@ -13,6 +13,7 @@ from minisgl.layers.base import Layer
 from minisgl.layers.context import BuildContext
 from minisgl.layers.embedding import LMHead, VocabEmbedding
 from minisgl.layers.gated_mlp import GatedMLP
+from minisgl.layers.linear import Hidden
 from minisgl.layers.moe import MoeLayer
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import RotaryEmbedding
@@ -45,19 +46,22 @@ class DecoderBlock(Layer):
 
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: Hidden,
         residual: torch.Tensor | None,
         batch: Batch,
         rotation: Rotation,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the MLP's output and the residual that it is still to be added to."""
-        if residual is None:
-            residual, hidden = hidden, self.input_norm.forward(hidden)
-        else:
-            hidden, residual = self.input_norm.add_and_norm(hidden, residual)
-        hidden = self.attention.forward(hidden, batch, rotation)
-        hidden, residual = self.mlp_norm.add_and_norm(hidden, residual)
-        return self.mlp.forward(hidden), residual
+        *,
+        wanted: torch.Tensor | None = None,
+    ) -> tuple[Hidden, torch.Tensor]:
+        """Return the MLP's output and the residual that it is still to be added to.
+
+        Of the tokens ``wanted`` alone, int64 ``[S]``, if given: nobody reads the others behind the
+        last layer.
+        """
+        hidden, residual = self.attention.after_norm(
+            hidden, residual, self.input_norm, batch, rotation, wanted=wanted
+        )
+        return self.mlp.after_norm(hidden, residual, self.mlp_norm)
 
 
 class DecoderModel(BaseLLMModel):
@@ -79,16 +83,17 @@ class DecoderModel(BaseLLMModel):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the sampled tokens, ``[S, vocab_size]``."""
-        hidden = self.embedding.forward(batch.input_ids)
+        hidden: Hidden = self.embedding.forward(batch.input_ids)
         rotation = self.rotary.forward(batch.positions)
         residual = None
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             hidden, residual = block.forward(hidden, residual, batch, rotation)
-        assert residual is not None, "a model has at least one layer"
-        if batch.sample_indices is not None:
-            hidden, residual = hidden[batch.sample_indices], residual[batch.sample_indices]
-        hidden, _ = self.norm.add_and_norm(hidden, residual)
-        return self.head.forward(hidden)
+        last = self.blocks[-1]
+        hidden, residual = last.forward(
+            hidden, residual, batch, rotation, wanted=batch.sample_indices
+        )
+        normed, _ = self.norm.add_and_norm(hidden, residual)
+        return self.head.forward(normed)
 
 
 def _mlp(

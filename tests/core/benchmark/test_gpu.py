@@ -66,25 +66,18 @@ def test_calls_are_timed_inside_of_a_graph():
 def test_offline_and_kernels_run_on_the_card(tmp_path):
     folder = tmp_path / "Tiny"
     folder.mkdir()
-    config = build_tiny_model("Qwen3ForCausalLM").config.to_dict() | {"dtype": "bfloat16"}
+    shape = {"head_dim": 64, "num_attention_heads": 8, "num_key_value_heads": 4}  # FlashInfer's
+    config = build_tiny_model("Qwen3ForCausalLM", **shape).config.to_dict() | {"dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config))
     path = tmp_path / "out.json"
     line = ["bench", "offline", "--model", str(folder), "--load-format", "dummy", "--num-prompts"]
-    line += [
-        "3",
-        "--input-len",
-        "9",
-        "--output-len",
-        "40",
-        "--max-token-id",
-        "200",
-        "--seeds",
-        "0,1",
-    ]
+    line += ["3", "--input-len", "9", "--output-len", "80", "--max-token-id", "200"]
+    line += ["--seeds", "0,1"]
     line += ["--num-pages", "100", "--profile", str(tmp_path / "trace.json"), "--json", str(path)]
     assert main(line) == 0
     record = json.loads(path.read_text())
     assert record["device"]["name"] == torch.cuda.get_device_name()
+    assert 0 < record["profile"]["pause_median_us"] <= record["profile"]["pause_p90_us"]
     line = ["bench", "kernels", "--quick", "--model", str(folder), "--rows", "4", "--cases"]
     assert main([*line, "decode:8x100-200:16/8x128:p16", "--json", str(path)]) == 0
     record = json.loads(path.read_text())

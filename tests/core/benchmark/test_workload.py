@@ -45,7 +45,7 @@ def test_presets_limit_requests_as_published():
     for preset in PRESETS.values():
         limits = {"model.max_seq_len": 4096, "scheduler.max_running_requests": 256}
         assert limits.items() <= preset.settings.items()
-        assert preset.settings.keys() - limits.keys() <= {"scheduler.policy"}
+        assert preset.settings.keys() - limits.keys() <= {"scheduler.policy", "cache.page_size"}
 
 
 @pytest.mark.parametrize(

@@ -252,8 +252,8 @@ def test_a_pool_too_small_for_the_wanted_length_names_the_settings(
 @pytest.mark.parametrize(
     ("device", "most", "expected"),
     [
-        ("cuda", 8192, [1, 2, 4, 16, 256, 8192]),
-        ("cuda", 64, [1, 2, 4, 16, 64]),
+        ("cuda", 8192, [1, 16, 64, 128, 256, 8192]),
+        ("cuda", 64, [1, 16, 64]),
         ("cuda", 1, [1]),
         ("cpu", 8192, [1]),
     ],

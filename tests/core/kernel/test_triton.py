@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -55,10 +56,36 @@ def test_add_rms_norm(dtype, rows, width):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "outputs", "inputs"), [(1, 7, 96), (2, 8, 128), (3, 5, 1030), (4, 6, 64), (5, 6, 64)]
+    ("rows", "outputs", "inputs"),
+    [(1, 7, 96), (1, 5, 1030), (3, 5, 64), (5, 64, 128), (17, 32, 256)],
 )
 def test_linear(dtype, biased, rows, outputs, inputs):
     CHECKS.linear(dtype, rows, outputs, inputs, biased=biased)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_in_parts(dtype, biased):
+    whole = dtype == torch.float32
+    for rows, outputs, inputs in ((1, 7, 96), (5, 6, 64), (16, 64, 256), (130, 8, 32)):
+        assert CHECKS.linear_parts(dtype, rows, outputs, inputs, biased=biased) == 1
+    for rows, inputs, parts in ((5, 1024, 2), (17, 1536, 3), (65, 1024, 2)):
+        found = CHECKS.linear_parts(dtype, rows, 32, inputs, biased=biased)
+        assert found == (1 if whole else parts)
+
+
+@pytest.mark.parametrize("gelu", [None, False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [(1, 10, 96), (1, 6, 1030), (3, 64, 128), (16, 10, 96), (70, 64, 256)],
+)
+def test_sum_norm_and_product(dtype, gelu, rows, outputs, inputs):
+    check = partial(CHECKS.add_norm_product, dtype, rows, outputs, inputs, gelu=gelu)
+    check(biased=True)
+    check(parts=1)
+    check(parts=3)
+    check(parts=2, first=True, biased=True)
 
 
 @pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
@@ -290,4 +317,4 @@ def test_every_kernel_compiles_for_a_card_and_reads_16_bytes_at_a_time(tmp_path)
     of_lists = {"_page_indices_kernel", "_pick_kernel"}
     wide = {one["kernel"] for one in compiled if one["bits"] == 128}
     assert {one["kernel"] for one in compiled} == wide | of_rows | of_lists
-    assert len(wide) == 10
+    assert len(wide) == 11

@@ -18,6 +18,7 @@ from minisgl.benchmark.environment import process_age
 from minisgl.benchmark.step_profiler import StepProfiler
 from minisgl.benchmark.trace import TraceSummary, summarize_file
 from minisgl.benchmark.workload import Workload
+from minisgl.engine.engine import Engine
 from minisgl.errors import SettingsError
 from minisgl.llm import LLM, GenerationResult
 from minisgl.settings import Settings
@@ -74,11 +75,15 @@ class Profile:
         seed: of the round, which does not count.
         num_running: requests that were still running when the recording began.
         trace: of the recorded steps.
+        pause_median_us, pause_p90_us: from the end of a decode graph to the start of the next by
+            CUDA events, in steps that no profiler slowed down; ``None`` without graphs.
     """
 
     seed: int
     num_running: int
     trace: TraceSummary
+    pause_median_us: float | None = None
+    pause_p90_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,10 +195,20 @@ def _run_round(llm: LLM, workload: Workload, seed: int, *, counts: bool) -> Roun
 def _run_profile(llm: LLM, workload: Workload, seed: int, wanted: ProfileRequest) -> Profile:
     prompts, params = workload.requests(seed)
     on_gpu = llm.info.device.startswith("cuda")
-    profiler = StepProfiler(wanted.path, wanted.num_steps, on_gpu=on_gpu, host=wanted.host)
+    graphs = llm.engine.graphs if isinstance(llm.engine, Engine) else None
+    profiler = StepProfiler(
+        wanted.path, wanted.num_steps, on_gpu=on_gpu, host=wanted.host, graphs=graphs
+    )
     llm.generate(prompts, params, progress=False, on_step=profiler)
     profiler.close()
-    return Profile(seed=seed, num_running=profiler.num_running, trace=summarize_file(wanted.path))
+    pauses = profiler.pauses_us
+    return Profile(
+        seed=seed,
+        num_running=profiler.num_running,
+        trace=summarize_file(wanted.path),
+        pause_median_us=median(pauses) if pauses else None,
+        pause_p90_us=float(np.percentile(pauses, 90)) if pauses else None,
+    )
 
 
 def _time_per_token(result: GenerationResult) -> float | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import torch
@@ -23,6 +24,12 @@ _KV_LEN, _PAGE_SIZE, _TABLE_WIDTH = 900, 16, 256
 """Tokens of a row, of a page, and columns of the page table, where pages are listed."""
 
 _MOST_POSITIONS: Final = 4096
+
+_FUSED: Final = MappingProxyType(
+    {"qkv": "add_norm_linear", "o": "linear_parts", "gate_up": "add_norm_gated",
+     "down": "linear_parts"}
+)  # fmt: skip
+"""What a decoder layer calls for its products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +131,8 @@ def op_cases(
         for label, inner, outer in make.products():
             if label != "head" or num <= _MOST_SAMPLED_ROWS:
                 yield make.linear(num, label, inner, outer)
+            if label in _FUSED:
+                yield make.fused(num, label, inner, outer)
         if num <= _MOST_SAMPLED_ROWS:
             yield make.page_indices(num)
             yield make.sample(num)
@@ -251,17 +260,40 @@ class _Maker:
         ]
 
     def linear(self, rows: int, label: str, inner: int, outer: int) -> OpCase:
-        moved = (rows * inner + inner * outer + rows * outer) * self._item
-        flops = 2 * rows * inner * outer
-
         def inputs(implementation: Callable[..., Any]) -> Call:
             x, weight = self._randn(rows, inner), self._randn(outer, inner)
             return partial(implementation, x, weight, None)
 
+        return self._product("linear", label, (rows, inner, outer), inputs)
+
+    def fused(self, rows: int, label: str, inner: int, outer: int) -> OpCase:
+        """The same product with what a layer does before and behind it."""
+        op = _FUSED[label]
+
+        def inputs(implementation: Callable[..., Any]) -> Call:
+            x, weight = self._randn(rows, inner), self._randn(outer, inner)
+            if op == "linear_parts":
+                return partial(implementation, x, weight, None)
+            more = {"gelu": False} if op == "add_norm_gated" else {}
+            residual = self._randn(rows, inner)
+            return partial(implementation, x, residual, self._weight, _EPS, weight, None, **more)
+
+        return self._product(op, label, (rows, inner, outer), inputs)
+
+    def _product(
+        self,
+        op: str,
+        label: str,
+        sizes: tuple[int, int, int],
+        inputs: Callable[[Callable[..., Any]], Call],
+    ) -> OpCase:
+        rows, inner, outer = sizes
+        moved = (rows * inner + inner * outer + rows * outer) * self._item
+        flops = 2 * rows * inner * outer
         # A few rows only wait for the weights; many keep the multipliers busy.
         few = rows <= 128
         return OpCase(
-            op="linear",
+            op=op,
             label=label,
             rows=rows,
             kind="bytes" if few else "flops",

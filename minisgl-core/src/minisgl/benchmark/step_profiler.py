@@ -5,11 +5,15 @@ from typing import Final
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from minisgl.engine.graph_runner import GraphRunner, ReplayTimer
 from minisgl.errors import SettingsError
 from minisgl.llm import GenerationProgress
 
 _STEPS_BEFORE: Final = 8
 """Steps between the last prompt's first token and the profiler's start: the pipeline is full."""
+
+_STEPS_TIMED: Final = 40
+"""Steps before the profiler's during which CUDA events measure the pauses between graphs."""
 
 _STEPS_OF_WARM_UP: Final = 3
 """Steps that the profiler runs without recording: its own start takes seconds on a GPU."""
@@ -27,11 +31,25 @@ class StepProfiler:
         num_steps: to record.
         on_gpu: whether the steps run there.
         host: record the host's operations too.
+        graphs: those of the engine, if it has any. The pauses between their replays are measured
+            before the profiler starts: it makes the launch of a graph several times slower, so
+            that with few rows the device waits for the host as it otherwise would not.
+
+    Attributes:
+        pauses_us: between each two replays that were timed.
     """
 
     def __init__(
-        self, path: Path, num_steps: int, *, on_gpu: bool = False, host: bool = False
+        self,
+        path: Path,
+        num_steps: int,
+        *,
+        on_gpu: bool = False,
+        host: bool = False,
+        graphs: GraphRunner | None = None,
     ) -> None:
+        self._graphs = graphs
+        self.pauses_us: list[float] = []
         self._path = path
         self._num_steps = num_steps
         self._activities = [ProfilerActivity.CUDA] if on_gpu else []
@@ -49,7 +67,12 @@ class StepProfiler:
         self._num_seen += 1
         if self._profile is not None:
             self._profile.step()
-        elif self._num_seen > _STEPS_BEFORE:
+        elif self._graphs is not None and self._num_seen == _STEPS_BEFORE:
+            self._graphs.timer = ReplayTimer(_STEPS_TIMED)
+        elif self._num_seen > self._steps_before:
+            if self._graphs is not None and self._graphs.timer is not None:
+                self.pauses_us = self._graphs.timer.idle_us()
+                self._graphs.timer = None
             self.num_running = progress.num_prompts - progress.num_done
             self._profile = profile(
                 activities=self._activities,
@@ -59,16 +82,23 @@ class StepProfiler:
             )
             self._profile.start()
 
+    @property
+    def _steps_before(self) -> int:
+        """Steps that are over when the profiler starts."""
+        return _STEPS_BEFORE + (0 if self._graphs is None else _STEPS_TIMED)
+
     def close(self) -> None:
         """End the recording.
 
         Raises:
             SettingsError: the round was over before enough steps could be recorded.
         """
+        if self._graphs is not None:
+            self._graphs.timer = None
         if self._profile is not None:
             self._profile.stop()
         if not self.is_written:
-            needed = _STEPS_BEFORE + _STEPS_OF_WARM_UP + self._num_steps
+            needed = self._steps_before + _STEPS_OF_WARM_UP + self._num_steps
             raise SettingsError(
                 f"--profile-steps {self._num_steps}: the round ended too early to record them; it "
                 f"needs {needed + 1} steps after the last prompt's first token, so give longer "

@@ -74,7 +74,7 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
     {
         "minisgl-offline": Preset(
             workload=Workload(num_prompts=256, input_len=(100, 1024), output_len=(100, 1024)),
-            settings=_LIMITS | {"scheduler.policy": "prefill-first"},
+            settings=_LIMITS | {"scheduler.policy": "prefill-first", "cache.page_size": 64},
         ),
         "one-request": Preset(
             workload=Workload(num_prompts=1, input_len=(512, 512), output_len=(512, 512)),

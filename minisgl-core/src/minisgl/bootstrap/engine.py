@@ -335,8 +335,8 @@ def _warm_up(
 ) -> None:
     """Do whatever happens only the first time: nothing is compiled or recorded after this."""
     most = step_tokens(settings, context.device)
-    # A GPU has kernels of their own for products of 1, 2 and up to 4 rows, and for larger ones.
-    sizes = {1} if context.device.type == "cpu" else {1, 2, 4, 16, 256, most}
+    # A GPU has kernels of their own for products of 1, up to 16, 64 and 128 rows, and of more.
+    sizes = {1} if context.device.type == "cpu" else {1, 16, 64, 128, 256, most}
     for num_tokens in sorted({min(size, most) for size in sizes}):
         engine.warm_up(num_tokens)
     # Their logits are float32, for which a GPU has other kernels: plain ones, and filtered ones.

@@ -9,6 +9,7 @@ import bisect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,8 +87,43 @@ class _Recorded:
     tokens: torch.Tensor
 
 
+class ReplayTimer:
+    """Measures how long the device waits between replays, by CUDA events around each.
+
+    What runs between two replays counts as waiting here, such as the copies of plan and tokens.
+
+    Args:
+        most: replays to time; later ones are not.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def run(self, replay: Replay) -> None:
+        """Replay, between two events."""
+        if len(self._events) >= self._most:
+            replay()
+            return
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record()
+        replay()
+        after.record()
+        self._events.append((before, after))
+
+    def idle_us(self) -> list[float]:
+        """Wait for all, and return the microseconds between each two consecutive ones."""
+        torch.cuda.synchronize()
+        return [
+            1000 * after.elapsed_time(before) for (_, after), (before, _) in pairwise(self._events)
+        ]
+
+
 class GraphRunner:
     """Records and replays decode launches.
+
+    Attributes:
+        timer: for a measurement that sets it.
 
     Args:
         model: whose forward pass is recorded.
@@ -114,6 +150,7 @@ class GraphRunner:
         self._inputs = DecodeInputs.allocate(self.sizes[-1], state.device)
         self._tokens = torch.zeros(self.sizes[-1], dtype=torch.int32, device=state.device)
         self._recorded: dict[int, _Recorded] = {}
+        self.timer: ReplayTimer | None = None
 
     @property
     def max_rows(self) -> int:
@@ -154,7 +191,10 @@ class GraphRunner:
         recorded.kv_lens[:num_rows] = kv_lens
         recorded.kv_lens[num_rows:] = 1
         self._graphs.prepare_replay(recorded.plan, recorded.kv_lens, slot)
-        recorded.replay()
+        if self.timer is None:
+            recorded.replay()
+        else:
+            self.timer.run(recorded.replay)
         return recorded.logits[:num_rows], recorded.tokens[:num_rows]
 
     def _record(self, size: int) -> _Recorded:

@@ -5,8 +5,9 @@ a Triton kernel offers a better one for the device. Layers get the table in thei
 call its entries directly: nothing is looked up per call.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -30,7 +31,14 @@ class AddRmsNorm(Protocol):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the normed sum and the sum."""
+        """Return the normed sum and the sum, ``[T, n]`` both.
+
+        Args:
+            x: ``[T, n]``, or parts ``[S, T, n]`` from ``linear_parts``, which are added first.
+            residual: ``[T, n]``.
+            weight: ``[n]``.
+            eps: added to the mean square.
+        """
         ...
 
 
@@ -72,6 +80,82 @@ class Linear(Protocol):
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return ``[T, out]``."""
+        ...
+
+
+class LinearParts(Protocol):
+    """The same product as parts that somebody else adds up: a norm that reads them anyway.
+
+    With few rows one product has too few tiles for a large GPU. Cut along the inputs it has more,
+    and nobody waits for their sum (split-K, as in Stream-K, Osama et al., 2023).
+    """
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return parts ``[S, T, out]``, S at least 1, whose sum in float32 is the product.
+
+        They have ``x``'s dtype, or float32 where they are several.
+        """
+        ...
+
+
+class AddNormLinear(Protocol):
+    """``linear(norm(x + residual))``, and the sum: the beginning of every half of a layer.
+
+    Equal to ``add_rms_norm`` followed by ``linear``.
+    """
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the product ``[T, out]`` and the sum ``[T, in]``; may write into its inputs.
+
+        Args:
+            x: ``[T, in]``, or parts ``[S, T, in]`` from ``linear_parts``.
+            residual: ``[T, in]``; ``None`` before the first layer: the sum is ``x`` then.
+            norm_weight: ``[in]``.
+            eps: of the norm.
+            weight: ``[out, in]``.
+            bias: ``[out]`` or ``None``.
+        """
+        ...
+
+
+class AddNormGated(Protocol):
+    """``act(gate) * up`` of ``gate, up = linear(norm(x + residual))``, and the sum.
+
+    Equal to ``add_norm_linear`` followed by ``silu_and_mul``, or ``gelu_and_mul``.
+    """
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        gelu: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``[T, out / 2]`` and the sum ``[T, in]``; see ``AddNormLinear``.
+
+        Args:
+            x: as there.
+            residual: as there.
+            norm_weight: as there.
+            eps: as there.
+            weight: ``[out, in]``, the gate's half first.
+            bias: as there.
+            gelu: GeGLU with the tanh approximation instead of SwiGLU.
+        """
         ...
 
 
@@ -366,7 +450,69 @@ def compose_rope_store(rope: Rope, store_kv: StoreKV) -> RopeStore:
     return rope_store
 
 
+def compose_linear_parts(linear: Linear) -> LinearParts:
+    """Return ``linear_parts`` with a single part."""
+
+    def linear_parts(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return linear(x, weight, bias).unsqueeze(0)
+
+    return linear_parts
+
+
+def compose_add_norm_linear(
+    rms_norm: RmsNorm, add_rms_norm: AddRmsNorm, linear: Linear
+) -> AddNormLinear:
+    """Return ``add_norm_linear`` in two steps."""
+
+    def add_norm_linear(
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            total = x if x.dim() == 2 else x.sum(0, dtype=torch.float32).to(weight.dtype)
+            normed = rms_norm(total, norm_weight, eps)
+        else:
+            normed, total = add_rms_norm(x, residual, norm_weight, eps)
+        return linear(normed, weight, bias), total
+
+    return add_norm_linear
+
+
+def compose_add_norm_gated(
+    add_norm_linear: AddNormLinear, silu_and_mul: GatedActivation, gelu_and_mul: GatedActivation
+) -> AddNormGated:
+    """Return ``add_norm_gated`` in two steps."""
+
+    def add_norm_gated(
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        gelu: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, total = add_norm_linear(x, residual, norm_weight, eps, weight, bias)
+        return (gelu_and_mul if gelu else silu_and_mul)(out), total
+
+    return add_norm_gated
+
+
 _rope_store = compose_rope_store(reference.rope, reference.store_kv)
+_linear_parts = compose_linear_parts(reference.linear)
+_add_norm_linear = compose_add_norm_linear(
+    reference.rms_norm, reference.add_rms_norm, reference.linear
+)
+_add_norm_gated = compose_add_norm_gated(
+    _add_norm_linear, reference.silu_and_mul, reference.gelu_and_mul
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +525,9 @@ class OpTable:
     gelu_and_mul: GatedActivation = reference.gelu_and_mul
     rope: Rope = reference.rope
     linear: Linear = reference.linear
+    linear_parts: LinearParts = _linear_parts
+    add_norm_linear: AddNormLinear = _add_norm_linear
+    add_norm_gated: AddNormGated = _add_norm_gated
     store_kv: StoreKV = reference.store_kv
     rope_store: RopeStore = _rope_store
     page_indices: PageIndices = reference.page_indices
@@ -392,3 +541,25 @@ class OpTable:
     penalize: Penalize = controls.penalize
     token_logprobs: TokenLogprobsOp = controls.token_logprobs
     mask_tokens: MaskTokens = masks.mask_tokens
+
+
+def build_table(chosen: Mapping[str, Any]) -> OpTable:
+    """Return the table of some implementations by their entries' names.
+
+    Entries that are several operations in one, and that nobody has a fast form of, are composed of
+    the table's own: so a fast form of a part counts there too.
+    """
+    parts = OpTable(**chosen)
+    composed: dict[str, Any] = {
+        "rope_store": compose_rope_store(parts.rope, parts.store_kv),
+        "linear_parts": compose_linear_parts(parts.linear),
+        "add_norm_linear": compose_add_norm_linear(
+            parts.rms_norm, parts.add_rms_norm, parts.linear
+        ),
+    }
+    composed.update(chosen)
+    composed.setdefault(
+        "add_norm_gated",
+        compose_add_norm_gated(composed["add_norm_linear"], parts.silu_and_mul, parts.gelu_and_mul),
+    )
+    return OpTable(**composed)

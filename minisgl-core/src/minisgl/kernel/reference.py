@@ -16,7 +16,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``(rms_norm(x + residual), x + residual)``."""
+    """Return ``(rms_norm(x + residual), x + residual)``; ``x`` may be parts, ``[S, T, n]``."""
+    if x.dim() > residual.dim():
+        x = x.sum(0, dtype=torch.float32).to(residual.dtype)
     residual = residual + x
     return rms_norm(residual, weight, eps), residual
 

@@ -7,7 +7,7 @@ from minisgl.attention.interface import AttentionLayerSpec
 from minisgl.kernel.rotation import Rotation
 from minisgl.layers.base import Layer
 from minisgl.layers.context import BuildContext
-from minisgl.layers.linear import QKVLinear, RowLinear
+from minisgl.layers.linear import Hidden, QKVLinear, RowLinear
 from minisgl.layers.norm import RMSNorm
 
 
@@ -81,7 +81,31 @@ class Attention(Layer):
 
     def forward(self, hidden: torch.Tensor, batch: Batch, rotation: Rotation) -> torch.Tensor:
         """``[T, hidden]`` to the same shape; stores K and V of the tokens on the way."""
-        heads = self.qkv.forward(hidden).view(self._heads_shape)
+        return self.output.forward(self._attend(self.qkv.forward(hidden), batch, rotation))
+
+    def after_norm(
+        self,
+        x: Hidden,
+        residual: torch.Tensor | None,
+        norm: RMSNorm,
+        batch: Batch,
+        rotation: Rotation,
+        *,
+        wanted: torch.Tensor | None = None,
+    ) -> tuple[Hidden, torch.Tensor]:
+        """Return ``forward(norm(x + residual))``, maybe in parts, and the sum.
+
+        Of the tokens ``wanted`` alone, int64 ``[S]``, if given; K and V of all are stored.
+        """
+        qkv, residual = self.qkv.after_norm(x, residual, norm)
+        heads = self._attend(qkv, batch, rotation)
+        if wanted is not None:
+            heads, residual = heads[wanted], residual[wanted]
+        return self.output.parts(heads), residual
+
+    def _attend(self, qkv: torch.Tensor, batch: Batch, rotation: Rotation) -> torch.Tensor:
+        """Return the heads' outputs side by side, ``[T, q_heads * head_dim]``."""
+        heads = qkv.view(self._heads_shape)
         if self._attention.store_fusion:
             q, k = self._rotate(heads, rotation)
             new_kv = (k, heads[:, self._num_qk_heads :])
@@ -89,7 +113,7 @@ class Attention(Layer):
         else:
             q = self._rotate_and_store(heads, batch.slots, rotation)
             out = self._attention.attend(q, self.spec, batch.plan)
-        return self.output.forward(out.reshape(self._output_shape))
+        return out.reshape(self._output_shape)
 
     def _rotate_and_store(
         self, heads: torch.Tensor, slots: torch.Tensor, rotation: Rotation

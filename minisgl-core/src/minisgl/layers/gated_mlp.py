@@ -5,7 +5,8 @@ import torch
 from minisgl.kernel.ops import GatedActivation, OpTable
 from minisgl.layers.base import Layer
 from minisgl.layers.context import BuildContext
-from minisgl.layers.linear import MergedColumnLinear, RowLinear
+from minisgl.layers.linear import Hidden, MergedColumnLinear, RowLinear
+from minisgl.layers.norm import RMSNorm
 
 
 def gated_activation(name: str, ops: OpTable) -> GatedActivation:
@@ -38,7 +39,15 @@ class GatedMLP(Layer):
             intermediate_size, hidden_size, context, f"{prefix}.down_proj", bias=bias
         )
         self._activate = gated_activation(activation, context.ops)
+        self._gelu = activation == "gelu"
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[T, hidden]`` to the same shape."""
         return self.down.forward(self._activate(self.gate_up.forward(hidden)))
+
+    def after_norm(
+        self, x: Hidden, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[Hidden, torch.Tensor]:
+        """Return ``forward(norm(x + residual))``, maybe in parts, and the sum."""
+        active, residual = self.gate_up.gated_after_norm(x, residual, norm, gelu=self._gelu)
+        return self.down.parts(active), residual

@@ -11,6 +11,10 @@ import torch
 
 from minisgl.layers.base import Layer, Piece, shard_heads, shard_range, shard_size
 from minisgl.layers.context import BuildContext
+from minisgl.layers.norm import RMSNorm
+
+Hidden = torch.Tensor
+"""Hidden states on their way to the next norm: ``[T, n]``, or parts ``[S, T, n]`` of their sum."""
 
 
 class ReplicatedLinear(Layer):
@@ -53,6 +57,7 @@ class MergedColumnLinear(Layer):
     ) -> None:
         super().__init__()
         self._linear = context.ops.linear
+        self._add_norm_gated = context.ops.add_norm_gated
         rank, ranks = context.communicator.rank, context.communicator.size
         ranges = [shard_range(size, rank, ranks) for size in out_sizes]
         local_sizes = [shard_size(size, ranks) for size in out_sizes]
@@ -62,6 +67,14 @@ class MergedColumnLinear(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, in]`` to ``[T, sum of local sizes]``."""
         return self._linear(x, self.weight, self.bias)
+
+    def gated_after_norm(
+        self, x: Hidden, residual: torch.Tensor | None, norm: RMSNorm, *, gelu: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``act(gate) * up`` of ``norm(x + residual)`` and the sum; see ``AddNormGated``."""
+        return self._add_norm_gated(
+            x, residual, norm.weight, norm.eps, self.weight, self.bias, gelu=gelu
+        )
 
 
 class QKVLinear(Layer):
@@ -84,6 +97,7 @@ class QKVLinear(Layer):
     ) -> None:
         super().__init__()
         self._linear = context.ops.linear
+        self._add_norm_linear = context.ops.add_norm_linear
         communicator = context.communicator
         q, kv = shard_heads(num_q_heads, num_kv_heads, communicator.rank, communicator.size)
         self.num_q_heads, self.num_kv_heads = len(q), len(kv)
@@ -106,6 +120,12 @@ class QKVLinear(Layer):
         """``[T, hidden]`` to ``[T, (q_heads + 2 * kv_heads) * head_dim]``."""
         return self._linear(x, self.weight, self.bias)
 
+    def after_norm(
+        self, x: Hidden, residual: torch.Tensor | None, norm: RMSNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``forward(norm(x + residual))`` and the sum; see ``AddNormLinear``."""
+        return self._add_norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias)
+
 
 class RowLinear(Layer):
     """A projection whose input is sharded: partial products are summed over the ranks.
@@ -118,6 +138,7 @@ class RowLinear(Layer):
     ) -> None:
         super().__init__()
         self._linear = context.ops.linear
+        self._linear_parts = context.ops.linear_parts
         self._communicator = context.communicator
         rank, ranks = context.communicator.rank, context.communicator.size
         start, stop = shard_range(in_size, rank, ranks)
@@ -142,6 +163,12 @@ class RowLinear(Layer):
             return self._linear(x, self.weight, self.bias)
         out = self._communicator.all_reduce(self._linear(x, self.weight, None))
         return out if self.bias is None else out + self.bias
+
+    def parts(self, x: torch.Tensor) -> Hidden:
+        """Return the same, for a norm that adds parts up."""
+        if self._communicator.size == 1:
+            return self._linear_parts(x, self.weight, self.bias)
+        return self.forward(x)
 
 
 def _declare_columns(

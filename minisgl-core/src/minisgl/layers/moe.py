@@ -4,7 +4,8 @@ import torch
 
 from minisgl.layers.base import Layer, Piece, shard_range, shard_size
 from minisgl.layers.context import BuildContext
-from minisgl.layers.linear import ReplicatedLinear
+from minisgl.layers.linear import Hidden, ReplicatedLinear
+from minisgl.layers.norm import RMSNorm
 
 
 class MoeLayer(Layer):
@@ -66,3 +67,10 @@ class MoeLayer(Layer):
             renormalize=self._renormalize,
         )
         return out if self._communicator.size == 1 else self._communicator.all_reduce(out)
+
+    def after_norm(
+        self, x: Hidden, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[Hidden, torch.Tensor]:
+        """Return ``forward(norm(x + residual))`` and the sum."""
+        hidden, residual = norm.add_and_norm(x, residual)
+        return self.forward(hidden), residual

@@ -25,5 +25,5 @@ class RMSNorm(Layer):
     def add_and_norm(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``(norm(x + residual), x + residual)``; the inputs may be overwritten."""
+        """Return ``(norm(x + residual), x + residual)``; see ``AddRmsNorm``."""
         return self._add_rms_norm(x, residual, self.weight, self.eps)

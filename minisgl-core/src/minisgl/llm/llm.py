@@ -23,6 +23,7 @@ from minisgl.llm.session import Session, to_settings
 from minisgl.message import ErrorReply, GenerateRequest, TextReply
 from minisgl.processes import no_full_collections
 from minisgl.request import SamplingParams
+from minisgl.scheduler.interfaces import StepEngine
 from minisgl.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class LLM:
     def info(self) -> EngineInfo:
         """Facts about the running engine."""
         return self._session.info
+
+    @property
+    def engine(self) -> StepEngine:
+        """What runs the steps, for measurements."""
+        return self._session.engine
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":

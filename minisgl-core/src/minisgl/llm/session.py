@@ -17,6 +17,7 @@ from minisgl.message import AbortRequest, ErrorReply, GenerateRequest, TextReply
 from minisgl.plugins.host import PluginHost
 from minisgl.request import SamplingParams
 from minisgl.scheduler.admission import validate
+from minisgl.scheduler.interfaces import StepEngine
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.settings import Settings, settings_from_keywords
 from minisgl.tokenizer.detokenizer import Detokenizer
@@ -67,6 +68,11 @@ class Session:
         self._uids = itertools.count()
         self._lock = threading.RLock()
         self._closed = False
+
+    @property
+    def engine(self) -> StepEngine:
+        """What runs the steps."""
+        return self._scheduler.engine
 
     def require_tokenizer(self) -> "PreTrainedTokenizerBase":
         """Return the tokenizer.

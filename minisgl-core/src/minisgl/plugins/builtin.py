@@ -58,6 +58,13 @@ def _load_onednn_linear() -> Callable[..., Any]:
     return onednn.linear
 
 
+_TRITON_PRODUCTS = {
+    "linear": "Matrix products of up to 128 rows; cuBLAS for the others",
+    "linear_parts": "The same in parts, where one has too few tiles",
+    "add_norm_linear": "Residual sum, norm and product, in one kernel for one row",
+    "add_norm_gated": "The same with the gated activation",
+}
+
 _TRITON_OPS = {
     "rms_norm": "RMSNorm, a row at a time",
     "add_rms_norm": "Residual sum and RMSNorm in one pass, in place",
@@ -203,22 +210,15 @@ def minisgl_ops() -> Iterable[OpRecord]:
             probe=_probe_onednn,
             load=_load_onednn_linear,
         ),
-        OpRecord(
-            op="linear",
-            name="triton",
-            summary="Matrix products of up to 4 rows; cuBLAS for the others",
-            probe=_probe_triton_linear,
-            load=partial(_load_triton, "linear"),
-        ),
         *(
             OpRecord(
                 op=op,
                 name="triton",
                 summary=summary,
-                probe=_probe_triton,
+                probe=_probe_triton_linear if op in _TRITON_PRODUCTS else _probe_triton,
                 load=partial(_load_triton, op),
             )
-            for op, summary in _TRITON_OPS.items()
+            for op, summary in (_TRITON_PRODUCTS | _TRITON_OPS).items()
         ),
     ]
 

@@ -148,7 +148,7 @@ def select_ops(host: PluginHost, query: BackendQuery) -> "OpTable":
     Raises:
         UnsupportedBackendError: the best implementation cannot be loaded.
     """
-    from minisgl.kernel.ops import OpTable, compose_rope_store
+    from minisgl.kernel.ops import OpTable, build_table
 
     names = [entry.name for entry in fields(OpTable)]
     chosen: dict[str, Any] = {}
@@ -161,10 +161,7 @@ def select_ops(host: PluginHost, query: BackendQuery) -> "OpTable":
                 f" loaded: {describe_error(error)}. Without it: --disable-plugin"
                 f" {offer.distribution}."
             ) from error
-    if "rope_store" not in chosen:
-        parts = OpTable(**chosen)
-        chosen["rope_store"] = compose_rope_store(parts.rope, parts.store_kv)
-    return OpTable(**chosen)
+    return build_table(chosen)
 
 
 def best_ops(table: Iterable[Decision], host: PluginHost) -> list[Offer[OpRecord]]:

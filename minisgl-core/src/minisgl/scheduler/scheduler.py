@@ -165,6 +165,11 @@ class Scheduler:
         self.num_retractions = 0
 
     @property
+    def engine(self) -> StepEngine:
+        """What runs the steps, for measurements."""
+        return self._engine
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do something: a request is alive, or a result is unprocessed."""
         return bool(self._requests or self._pending or self._leaving)

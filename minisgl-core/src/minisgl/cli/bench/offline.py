@@ -178,3 +178,9 @@ def _print_end(result: "OfflineResult", args: argparse.Namespace) -> None:
             f"{result.profile.seed}: {args.profile}"
         )
         print(format_summary(result.profile.trace))
+        if result.profile.pause_median_us is not None:
+            print(
+                "from the end of a graph to the start of the next, without the profiler: median "
+                f"{result.profile.pause_median_us:.1f} us, 90th percentile "
+                f"{result.profile.pause_p90_us:.1f} us"
+            )

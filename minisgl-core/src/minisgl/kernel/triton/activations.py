@@ -48,9 +48,15 @@ def _gated_kernel(
     wait_for_inputs()
     gate = tl.load(gate_ptrs, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    gated = activate(gate, up, out_ptr.dtype.element_ty, GELU)
+    tl.store(out_ptr + row * WIDTH + columns, gated, mask=mask)
+
+
+@triton.jit
+def activate(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):
+    """Return ``act(gate) * up`` in ``dtype``, for float32."""
     # For GeGLU, 0.5 * (1 + tanh(y)) is the logistic function of 2y.
     inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
     active = gate / (1.0 + tl.exp(-inner))
     # Rounded before the product, as the reference does.
-    active = active.to(out_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(out_ptr + row * WIDTH + columns, (active * up).to(out_ptr.dtype.element_ty), mask=mask)
+    return (active.to(dtype).to(tl.float32) * up).to(dtype)

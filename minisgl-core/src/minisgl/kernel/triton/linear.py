@@ -1,77 +1,117 @@
-"""Matrix products of few rows: every weight is read once, as fast as the memory gives it.
+"""Matrix products, and what stands before and behind them in a layer: who computes which.
 
-cuBLAS takes tiles of 64 rows and a fixed number of columns: with one row, and outputs of a few
-thousand, most of a large GPU waits. Measured on an H200 in microseconds, cuBLAS 13.0 beside this
-kernel: one row, 2048 to 1024: 12.7 and 3.1; 1024 to 4096: 5.2 and 4.0; 3072 to 1024: 7.4 and 4.2;
-5120 to 7168: 22.9 and 20.1; four rows, 2048 to 1024: 10.4 and 4.4. More rows, or wide outputs with
-two to four, are cuBLAS's.
-
-Compiled per input size, dtype and 1, 2 or 4 rows.
+One row is ``one_row``'s, up to 128 are ``tile_products``' where they pay, all others cuBLAS's, with
+norms and activations in kernels of their own.
 """
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-import triton
-import triton.language as tl
 
-from minisgl.kernel.triton.launch import OVERLAP
+from minisgl.kernel.triton.activations import gelu_and_mul, silu_and_mul
+from minisgl.kernel.triton.norms import add_rms_norm, rms_norm
+from minisgl.kernel.triton.one_row import one_row_add_norm_linear, one_row_linear
+from minisgl.kernel.triton.tile_products import Tiling, choose_tiling, tile_linear
 
-_COLUMNS = 2
-"""Outputs of a program: few, so that there are many programs."""
-
-_MOST_ROWS, _MOST_OUTPUTS_OF_SEVERAL_ROWS, _MOST_OUTPUTS = 4, 2048, 65536
-_MOST_INPUTS = 32768
-"""A program holds so many weights of each output at once."""
-
-_OVERLAP = tl.constexpr(OVERLAP)
+_MOST_OUTPUTS = 65536
+_MOST_INPUTS, _MOST_NORMED_INPUTS = 32768, 8192
+"""A program of one row holds so many weights of each output at once."""
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``x @ weight.T + bias``; see ``Linear``."""
-    rows = x.shape[0]
-    if rows > _MOST_ROWS or not rows or not _pays(rows, weight) or x.stride(-1) != 1:
-        return F.linear(x, weight, bias)
+    if _is_one_row(x, weight, _MOST_INPUTS):
+        return one_row_linear(x, weight, bias)
+    tiling = _tiling(x, weight)
+    if tiling is not None:
+        return tile_linear(x, weight, bias, tiling)[0]
+    return F.linear(x, weight, bias)
+
+
+def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Parts of the product; see ``LinearParts``."""
+    if _is_one_row(x, weight, _MOST_INPUTS):
+        return one_row_linear(x, weight, bias).unsqueeze(0)
+    tiling = _tiling(x, weight, parts=True)
+    if tiling is not None:
+        return tile_linear(x, weight, bias, tiling)
+    return F.linear(x, weight, bias).unsqueeze(0)
+
+
+def add_norm_linear(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``linear(norm(x + residual))`` and the sum; see ``AddNormLinear``."""
+    whole = _whole(x, residual)
+    if whole is not None and _is_one_row(whole, weight, _MOST_NORMED_INPUTS):
+        return one_row_add_norm_linear(whole, residual, norm_weight, eps, weight, bias)
+    normed, total = _add_norm(x, residual, norm_weight, eps)
+    return linear(normed, weight, bias), total
+
+
+def add_norm_gated(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    gelu: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same behind a gated activation; see ``AddNormGated``."""
+    whole = _whole(x, residual)
+    if whole is not None and _is_one_row(whole, weight, _MOST_NORMED_INPUTS):
+        return one_row_add_norm_linear(whole, residual, norm_weight, eps, weight, bias, gelu)
+    normed, total = _add_norm(x, residual, norm_weight, eps)
+    tiling = _tiling(normed, weight, gated=True)
+    if tiling is not None:
+        return tile_linear(normed, weight, bias, tiling, gelu)[0], total
+    activation = gelu_and_mul if gelu else silu_and_mul
+    return activation(F.linear(normed, weight, bias)), total
+
+
+def _add_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if residual is not None:
+        return add_rms_norm(x, residual, weight, eps)
+    total = x if x.dim() == 2 else x.sum(0, dtype=torch.float32).to(weight.dtype)
+    return rms_norm(total, weight, eps), total
+
+
+def _whole(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor | None:
+    """Return ``x`` as one part of contiguous rows beside such a residual, if that is what it is."""
+    if x.dim() == 3:
+        if x.shape[0] > 1:
+            return None
+        x = x[0]
+    fits = x.is_contiguous() and (residual is None or residual.is_contiguous())
+    return x if fits else None
+
+
+def _is_one_row(x: torch.Tensor, weight: torch.Tensor, most_inputs: int) -> bool:
+    """Whether a kernel of ``one_row`` beats cuBLAS."""
     outputs, inputs = weight.shape
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    _linear_kernel[(-(-outputs // _COLUMNS),)](
-        x, weight, weight if bias is None else bias, out, rows, x.stride(0), outputs, inputs,
-        (rows if rows < 3 else 4), bias is not None, _COLUMNS, triton.next_power_of_2(inputs),
-        num_warps=_num_warps(inputs), launch_pdl=OVERLAP,
-    )  # fmt: skip
-    return out
+    return (
+        x.shape[0] == 1
+        and outputs <= _MOST_OUTPUTS
+        and inputs <= most_inputs
+        and x.stride(-1) == 1
+        and weight.is_contiguous()
+    )
 
 
-def _pays(rows: int, weight: torch.Tensor) -> bool:
-    """Whether this kernel beats cuBLAS, by the measurements above."""
-    outputs, inputs = weight.shape
-    most = _MOST_OUTPUTS if rows == 1 else _MOST_OUTPUTS_OF_SEVERAL_ROWS
-    return outputs <= most and inputs <= _MOST_INPUTS and weight.is_contiguous()
-
-
-def _num_warps(inputs: int) -> int:
-    return 8 if 1024 < inputs <= 4096 or inputs > 16384 else 4
-
-
-@triton.jit(do_not_specialize=["x_ptr", "bias_ptr", "rows", "x_stride", "outputs"])
-def _linear_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, rows, x_stride, outputs, INPUTS: tl.constexpr,
-    ROWS: tl.constexpr, BIASED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """``COLUMNS`` outputs of every row. The weights depend on no kernel before: they come first."""
-    if _OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, BLOCK)
-    inside = k < INPUTS
-    mask = (column < outputs)[:, None] & inside[None, :]
-    places = column.to(tl.int64)[:, None] * INPUTS + k[None, :]
-    weights = tl.load(weight_ptr + places, mask, 0.0).to(tl.float32)
-    if _OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    for row in tl.static_range(ROWS):
-        x = tl.load(x_ptr + row * x_stride + k, inside & (row < rows), 0.0).to(tl.float32)
-        total = tl.sum(weights * x[None, :], axis=1)
-        if BIASED:
-            total += tl.load(bias_ptr + column, column < outputs, 0.0).to(tl.float32)
-        stored = (column < outputs) & (row < rows)
-        tl.store(out_ptr + row * outputs + column, total.to(out_ptr.dtype.element_ty), stored)
+def _tiling(
+    x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False, parts: bool = False
+) -> Tiling | None:
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    if not rows or x.stride(-1) != 1 or not weight.is_contiguous() or x.element_size() != 2:
+        return None  # float32 stays exact: tensor cores would round its operands
+    if gated:
+        outputs //= 2
+    return choose_tiling(rows, outputs, inputs, gated=gated, parts=parts)

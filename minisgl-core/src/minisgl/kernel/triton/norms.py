@@ -34,8 +34,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write the sum into ``residual`` and its norm into ``x``, each ``[T, n]``; returns both."""
+    """Write the sum into ``residual`` and its norm into ``x``, each ``[T, n]``; returns both.
+
+    Of several parts ``[S, T, n]`` the norm is a new tensor.
+    """
     shape, strides, others = x.shape, x.stride(), residual.stride()
+    if len(shape) == 3 and len(others) == 2:
+        return _add_parts(x, residual, weight, eps)
     if len(shape) != 2 or strides[1] != 1 or others[1] != 1:
         flat = x.reshape(-1, shape[-1]).contiguous()
         normed, total = add_rms_norm(flat, residual.reshape(flat.shape).contiguous(), weight, eps)
@@ -43,10 +48,27 @@ def add_rms_norm(
     rows, width = shape
     _, block, num_warps = _tiling(width)
     _add_rms_norm_kernel[(rows,)](
-        x, residual, weight, eps, *factors(strides[0]), *factors(others[0]), width, block,
+        x, residual, weight, x, eps, *factors(strides[0]), *factors(others[0]), 0, 1, width, block,
         num_warps=num_warps, launch_pdl=OVERLAP,
     )  # fmt: skip
     return x, residual
+
+
+def _add_parts(
+    parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_parts, rows, width = parts.shape
+    if num_parts == 1 and parts.dtype == residual.dtype:
+        return add_rms_norm(parts[0], residual, weight, eps)
+    if not parts.is_contiguous() or residual.stride(1) != 1:
+        return add_rms_norm(parts.contiguous(), residual.contiguous(), weight, eps)
+    out = torch.empty((rows, width), dtype=residual.dtype, device=residual.device)
+    _, block, num_warps = _tiling(width)
+    _add_rms_norm_kernel[(rows,)](
+        parts, residual, weight, out, eps, *factors(width), *factors(residual.stride(0)),
+        rows, num_parts, width, block, num_warps=num_warps, launch_pdl=OVERLAP,
+    )  # fmt: skip
+    return out, residual
 
 
 @lru_cache
@@ -79,24 +101,29 @@ def _rms_norm_kernel(
     tl.store(out_ptr + rows * WIDTH + columns, normed.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["x_stride", "residual_stride"])
+@triton.jit(do_not_specialize=["x_stride", "residual_stride", "rows"])
 def _add_rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, eps,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, eps,
     x_stride, X_FACTOR: tl.constexpr, residual_stride, RESIDUAL_FACTOR: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    rows, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """The norm has the strides of ``x``; part ``s`` of row ``r`` is row ``s * rows + r``."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < WIDTH
-    x_ptrs = x_ptr + row * x_stride * X_FACTOR + columns
     residual_ptrs = residual_ptr + row * residual_stride * RESIDUAL_FACTOR + columns
-    wait_for_inputs()
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+    wait_for_inputs()
+    x = tl.load(x_ptr + row * x_stride * X_FACTOR + columns, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        place = (row + part * rows) * x_stride * X_FACTOR
+        x += tl.load(x_ptr + place + columns, mask=mask, other=0.0).to(tl.float32)
+    x = x.to(out_ptr.dtype.element_ty).to(tl.float32)
     residual = tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
     total = (x + residual).to(residual_ptr.dtype.element_ty)
     tl.store(residual_ptrs, total, mask=mask)
     rounded = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(rounded * rounded, axis=0) / WIDTH + eps)
-    normed = (rounded * scale).to(x_ptr.dtype.element_ty).to(tl.float32) * weight
-    tl.store(x_ptrs, normed.to(x_ptr.dtype.element_ty), mask=mask)
+    normed = (rounded * scale).to(out_ptr.dtype.element_ty).to(tl.float32) * weight
+    place = row * x_stride * X_FACTOR
+    tl.store(out_ptr + place + columns, normed.to(out_ptr.dtype.element_ty), mask=mask)
