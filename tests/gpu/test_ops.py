@@ -140,6 +140,12 @@ def test_page_indices(run: Run, rows: int, width: int, page_size: int) -> None:
     Checks(chosen_ops(torch.bfloat16), "cuda", run).page_indices(rows, width, page_size)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "masks"), [(1, 1), (256, 9), (33, 33)])
+def test_mask_tokens(run: Run, dtype: torch.dtype, rows: int, masks: int) -> None:
+    Checks(chosen_ops(torch.bfloat16), "cuda", run).mask_tokens(dtype, rows, 5000, masks)
+
+
 FILTERS = [(), ("top_k",), ("top_p",), ("min_p",), ("top_k", "top_p", "min_p")]
 
 
@@ -270,6 +276,7 @@ def test_nothing_is_compiled_for_another_number_of_tokens() -> None:
         checks.page_indices(rows, 256, 16)
         checks.sampling(torch.bfloat16, rows, VOCAB)
         checks.sampling(torch.bfloat16, rows, VOCAB, filters=FILTERS[-1])
+        checks.mask_tokens(torch.bfloat16, rows, 500, 1)
 
     everything(5)
     compiled: list[str] = []

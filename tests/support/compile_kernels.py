@@ -87,6 +87,7 @@ def call_all(dtype: torch.dtype) -> None:
     logits = torch.empty(4, 151_936, dtype=dtype)
     ops.sample_gumbel(logits, floats, longs, longs)
     ops.sample_filtered(logits, floats, longs, floats, floats, longs, longs)
+    ops.mask_tokens(logits, longs, table, longs)
 
 
 if __name__ == "__main__":

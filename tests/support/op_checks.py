@@ -356,6 +356,33 @@ class Checks:
         for out, right in zip(got, expected, strict=True):
             assert torch.equal(out, right)
 
+    def mask_tokens(
+        self, dtype: torch.dtype, num_rows: int, vocab: int, num_masks: int, seed: int = 1
+    ) -> None:
+        """Masks of some rows, in any order, of logits whose rows lie further apart."""
+
+        def make(seed: int) -> Tensors:
+            random = torch.Generator().manual_seed(seed)
+            logits = torch.randn(num_rows, vocab + 7, generator=random).to(dtype)
+            words = (vocab + 31) // 32
+            masks = torch.randint(-(2**31), 2**31, (num_masks + 1, words), generator=random).int()
+            places = torch.randperm(num_rows, generator=random)[:num_masks]
+            which = torch.randperm(num_masks + 1, generator=random)[:num_masks]
+            return [tensor.to(self.device) for tensor in (logits, places, masks, which)]
+
+        def call(logits, places, masks, which) -> Tensors:
+            changed = logits.clone()
+            self.ops.mask_tokens(changed[:, :vocab], places, masks, which)
+            return (changed,)
+
+        (logits, places, masks, which), (got,) = self.run(call, lambda place: make(seed + place))
+        expected = logits.clone()
+        for place, mask in zip(places.tolist(), masks[which].tolist(), strict=True):
+            for token in range(vocab):
+                if not mask[token // 32] >> (token % 32) & 1:
+                    expected[place, token] = float("-inf")
+        assert torch.equal(got, expected)
+
     def sampling(
         self,
         dtype: torch.dtype,

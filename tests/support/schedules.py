@@ -158,3 +158,9 @@ def submit(harness: Harness, uid: int, ask: Ask) -> None:
         stop_token_ids=ask.stop_token_ids,
         grammar=GrammarSpec("grammar", ask.grammar) if ask.grammar else None,
     )
+
+
+def answers(harness: Harness, schedule: list[Ask]) -> list[tuple[list[int], list[str]]]:
+    """Tokens and terminal events of every client."""
+    clients = [harness.clients[uid] for uid in range(len(schedule))]
+    return [(client.tokens, client.reasons) for client in clients]

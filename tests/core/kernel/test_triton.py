@@ -149,6 +149,12 @@ def test_page_indices_of_any_rows(num_rows, width, page_size, seed):
     CHECKS.page_indices(num_rows, width, page_size, seed)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(1, 31, 1), (3, 32, 2), (5, 263, 0), (7, 4096 + 33, 7)])
+def test_mask_tokens(dtype, size):
+    CHECKS.mask_tokens(dtype, *size)
+
+
 FILTERS = [(), ("top_k",), ("top_p",), ("min_p",), ("top_k", "top_p", "min_p")]
 
 
@@ -314,7 +320,7 @@ def test_every_kernel_compiles_for_a_card_and_reads_16_bytes_at_a_time(tmp_path)
     assert done.returncode == 0, done.stderr
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
     of_rows = {"_apply_plan_kernel", "_advance_rows_kernel"}
-    of_lists = {"_page_indices_kernel", "_pick_kernel"}
+    of_lists = {"_page_indices_kernel", "_pick_kernel", "_mask_tokens_kernel"}
     wide = {one["kernel"] for one in compiled if one["bits"] == 128}
     assert {one["kernel"] for one in compiled} == wide | of_rows | of_lists
     assert len(wide) == 11

@@ -7,14 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from minisgl.message import StopFound
-from support.schedules import Ask, asks, play, run, schedules, set_ups, submit
+from support.schedules import Ask, answers, asks, play, run, schedules, set_ups, submit
 from support.scheduling import Harness
-
-
-def answers(harness: Harness, schedule: list[Ask]) -> list[tuple[list[int], list[str]]]:
-    """Tokens and terminal events of every client."""
-    clients = [harness.clients[uid] for uid in range(len(schedule))]
-    return [(client.tokens, client.reasons) for client in clients]
 
 
 @given(set_ups(), set_ups(), schedules())

@@ -10,6 +10,7 @@ from minisgl.engine.plan import (
     CHUNK,
     NO_CHUNKS,
     NO_CONTROLS,
+    NO_MASKS,
     NO_PARAMS,
     NO_TOKENS,
     ROW_PARAMS,
@@ -156,7 +157,8 @@ class LaunchBuilder:
             chunks=chunk_params,
             token_ids=token_ids,
             mixed=self._mixed,
-            **({} if masks is None else {"mask_rows": masks.rows, "masks": masks.words}),
+            mask_rows=NO_TOKENS if masks is None else masks.rows,
+            masks=NO_MASKS if masks is None else masks.words,
         )
         self._sent = order
         step = LaunchedStep(

@@ -78,18 +78,23 @@ def check_pattern(pattern: str, *, in_string: bool) -> None:
     Raises:
         ValueError: the message says what is not supported.
     """
-    if group := re.search(r"(?<!\\)(?:\\\\)*\((\?(?!:|P?<[A-Za-z_])[^)]{0,3})", pattern):
-        raise ValueError(
-            f"the pattern {_short(pattern)} has the group '({group[1]}...'; look-around and flags "
-            "are not supported"
-        )
-    if in_string and _SPELT_OUT.search(re.sub(r"\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern)):
+    outside = _CLASS.sub(lambda found: found[1] or "", pattern)
+    for group in _GROUP.findall(outside):
+        if group:
+            raise ValueError(
+                f"the pattern {_short(pattern)} has the group '({group}...'; look-around and flags "
+                "are not supported"
+            )
+    if in_string and _SPELT_OUT.search(outside):
         raise ValueError(
             f"the pattern {_short(pattern)} spells out a quote, a backslash or a control "
             'character, which is not supported in JSON; a class, such as ["], may hold it'
         )
 
 
+_CLASS: Final = re.compile(r"(\\.)|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+"""An escape, which stays, or a class of characters."""
+_GROUP: Final = re.compile(r"\\.|\((\?(?!:|P?<[A-Za-z_])[^)]{0,3})", re.DOTALL)
 _SPELT_OUT: Final = re.compile(r'["\x00-\x1f]|\\["\\nrtfv0cbB]|\\x[01]|\\x22|\\x5[cC]|\\u00[01]')
 
 

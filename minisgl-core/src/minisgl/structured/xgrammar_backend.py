@@ -12,16 +12,18 @@ import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import xgrammar
 
 from minisgl.errors import RequestError
 from minisgl.request import GrammarSpec
 from minisgl.structured.compiler import took_too_long
 from minisgl.structured.interface import GrammarContext, MaskArray
 from minisgl.structured.xgrammar_worker import Job, Outcome, WorkerArguments
+
+if TYPE_CHECKING:
+    import xgrammar
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +46,10 @@ class XGrammarMatcher:
     finished = False
     """XGrammar always wants an end-of-sequence token, which ends the request."""
 
-    def __init__(self, grammar: xgrammar.CompiledGrammar) -> None:
-        self._matcher = xgrammar.GrammarMatcher(grammar)
+    def __init__(self, grammar: "xgrammar.CompiledGrammar") -> None:
+        from xgrammar import GrammarMatcher
+
+        self._matcher = GrammarMatcher(grammar)
 
     def fill_mask(self, mask: MaskArray) -> None:
         """Write which tokens may come next."""
@@ -59,7 +63,7 @@ class XGrammarMatcher:
 class XGrammarGrammar:
     """A compiled grammar."""
 
-    def __init__(self, grammar: xgrammar.CompiledGrammar) -> None:
+    def __init__(self, grammar: "xgrammar.CompiledGrammar") -> None:
         self._grammar = grammar
         self.num_bytes = int(grammar.memory_size_bytes)
 
@@ -85,7 +89,10 @@ class XGrammarBackend:
         self._lock = threading.Lock()
         self._closed = False
         self._helper = _Helper(self._arguments)
-        self._info = xgrammar.TokenizerInfo.deserialize_json(self._helper.vocabulary.decode())
+        # Takes seconds, as the helper does: both at once.
+        from xgrammar import TokenizerInfo
+
+        self._info = TokenizerInfo.deserialize_json(self._helper.wait_ready().decode())
         self._finalizer = weakref.finalize(self, _Helper.stop, self._helper)
 
     def compile(self, spec: GrammarSpec) -> XGrammarGrammar:
@@ -98,9 +105,10 @@ class XGrammarBackend:
         if outcome.status != "done":
             what = outcome.message or "it is too complex: the compilation crashed"
             raise RequestError(f"grammar ({spec.kind}) is not accepted: {what}", param="grammar")
-        return XGrammarGrammar(
-            xgrammar.CompiledGrammar.deserialize_json(outcome.data.decode(), self._info)
-        )
+        from xgrammar import CompiledGrammar
+
+        data = outcome.data.decode()
+        return XGrammarGrammar(CompiledGrammar.deserialize_json(data, self._info))
 
     def close(self) -> None:
         """Stop the helper. Safe to call twice."""
@@ -117,6 +125,7 @@ class XGrammarBackend:
                 logger.warning("the helper that compiles grammars has ended; another one starts")
                 self._finalizer.detach()
                 self._helper = _Helper(self._arguments)
+                self._helper.wait_ready()
                 self._finalizer = weakref.finalize(self, _Helper.stop, self._helper)
             return self._helper
 
@@ -126,9 +135,6 @@ class _Helper:
 
     Args:
         arguments: its first message.
-
-    Raises:
-        RuntimeError: it does not get ready.
     """
 
     def __init__(self, arguments: WorkerArguments) -> None:
@@ -146,8 +152,7 @@ class _Helper:
         self._jobs: dict[int, Future[Outcome]] = {}
         self._num_jobs = 0
         self.alive = True
-        self.vocabulary = self._start(arguments)
-        threading.Thread(target=self._read, name="grammar-replies", daemon=True).start()
+        self._arguments = arguments
 
     def run(self, spec: GrammarSpec, timeout: float) -> Outcome:
         """Compile ``spec``; an answer that does not come ends the helper.
@@ -175,9 +180,14 @@ class _Helper:
         self._process.kill()
         self._process.wait()
 
-    def _start(self, arguments: WorkerArguments) -> bytes:
+    def wait_ready(self) -> bytes:
+        """Return the vocabulary, as data.
+
+        Raises:
+            RuntimeError: the helper does not get ready.
+        """
         try:
-            self._end.send_bytes(pickle.dumps(arguments))
+            self._end.send_bytes(pickle.dumps(self._arguments))
             if not self._end.poll(START_TIMEOUT):
                 raise RuntimeError(f"its helper was not ready within {START_TIMEOUT:g} s")
             first = msgspec.msgpack.decode(self._end.recv_bytes(), type=Outcome)
@@ -190,6 +200,7 @@ class _Helper:
         if first.status != "done":
             self.stop()
             raise RuntimeError(first.message)
+        threading.Thread(target=self._read, name="grammar-replies", daemon=True).start()
         return first.data
 
     def _read(self) -> None:
@@ -207,3 +218,4 @@ class _Helper:
             for future in jobs.values():
                 future.set_exception(RuntimeError("the helper that compiles grammars has ended"))
             self._end.close()
+            self.stop()

@@ -46,5 +46,5 @@ def _mask_tokens_kernel(
     inside = tokens < vocab_size
     words = tl.load(masks_ptr + mask * masks_stride + tokens // 32, mask=inside, other=0)
     forbidden = ((words >> (tokens % 32)) & 1) == 0
-    values = tl.full((BLOCK,), float("-inf"), dtype=logits_ptr.dtype.element_ty)
+    values = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
     tl.store(logits_ptr + place * logits_stride + tokens, values, mask=inside & forbidden)
