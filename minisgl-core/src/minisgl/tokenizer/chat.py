@@ -72,7 +72,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.source = template_source(tokenizer)
         self.control = ControlTokens(tokenizer, self.source)
-        self._developer_role = "developer" if "developer" in self.source else "system"
+        knows_developer = re.search(r"""['"]developer['"]""", self.source) is not None
+        self._developer_role = "developer" if knows_developer else "system"
         self._shows_tools = re.search(r"\btools\b", self.source) is not None
         self._has_warned = False
         self._reserved = frozenset(
