@@ -153,10 +153,10 @@ def test_results_of_tools_are_messages_of_their_own() -> None:
         ]
     )
     function = {"name": "f", "arguments": '{"x":1}'}
-    assert request.prompt[1]["tool_calls"] == [
-        {"id": "a", "type": "function", "function": function}
-    ]
-    assert request.prompt[2:] == [
+    prompt: Any = request.prompt
+    _, turn, *others = prompt
+    assert turn["tool_calls"] == [{"id": "a", "type": "function", "function": function}]
+    assert others == [
         {"role": "tool", "tool_call_id": "a", "content": "broken", "is_error": True},
         {"role": "tool", "tool_call_id": "a", "content": ""},
         {"role": "user", "content": "Go on."},
