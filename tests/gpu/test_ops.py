@@ -49,8 +49,9 @@ def checks(run: Run, dtype: torch.dtype) -> Checks:
 def test_triton_serves_every_operation_with_a_fast_form(dtype: torch.dtype) -> None:
     chosen, reference = chosen_ops(dtype), OpTable()
     slow = {name for name in OpTable.__slots__ if getattr(chosen, name) is getattr(reference, name)}
-    plain = {"mask_logits", "bias_logits", "ban_sequences", "penalize", "token_logprobs"}
-    assert slow - plain == ({"linear"} if dtype == torch.float32 else set())
+    # Few entries a row, or few rows: torch's own kernels do.
+    plain = {"mask_logits", "bias_logits", "ban_sequences", "token_logprobs"}
+    assert slow == plain | ({"linear"} if dtype == torch.float32 else set())
 
 
 @pytest.mark.parametrize("rows", [1, 256, 8192])

@@ -3,18 +3,22 @@
 Alone and mixed in one batch, whatever the schedule; log-probabilities are transformers' own.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from minisgl import LLM
-from support.controlled import Case, controlled_cases
+from minisgl import LLM, SamplingParams
+from minisgl.request import GrammarSpec
+from support.controlled import Case, controlled_cases, judge
 from support.pressure import Pressure
 from support.reference import Tally
 from support.replays import replay_decode_steps
-from support.tiny_models import write_tiny_model
+from support.tiny_models import EOS_TOKEN_IDS, write_tiny_model
 
 Site = tuple[Path, list[Case]]
 
@@ -131,3 +135,30 @@ def test_ranks_agree_on_controls(site: Site) -> None:
     ) as llm:
         check(llm, cases)
         llm._session._scheduler._engine.check_alive()
+
+
+def test_rows_with_a_grammar_keep_their_controls_when_they_sit_out_a_step(site: Site) -> None:
+    """Catches: penalties that are gone when a row is back in the order of the decode rows."""
+    path, cases = site
+    plain = next(case for case in cases if case.name == "none")
+    asked = SamplingParams(
+        temperature=0, max_tokens=20, min_tokens=20, frequency_penalty=2, repetition_penalty=1.5
+    )
+    with LLM(str(path), progress=False, scheduler={"overlap": "on"}) as llm:
+        vocabulary: dict[str, int] = llm.tokenizer.get_vocab()
+        allowed = [token for text, token in vocabulary.items() if re.fullmatch("[a-z]+", text)]
+        by_grammar = msgspec.structs.replace(asked, grammar=GrammarSpec("regex", "[a-z]*"))
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        only_letters = msgspec.structs.replace(asked, allowed_token_ids=tuple(allowed))
+        judged = judge(model, plain.judged.prompt, only_letters, list(EOS_TOKEN_IDS))
+        llm.generate(plain.judged.prompt, by_grammar, progress=False)  # it is compiled now
+        results = llm.generate(
+            [plain.judged.prompt] * 2, [by_grammar, plain.params], progress=False
+        )
+    neutral = msgspec.structs.replace(only_letters, frequency_penalty=0, repetition_penalty=1)
+    without = judge(model, plain.judged.prompt, neutral, list(EOS_TOKEN_IDS))
+    assert without.tokens != judged.tokens
+    tally = Tally()
+    tally.compare(judged, results[0].token_ids, "grammar and penalties")
+    tally.compare(plain.judged, results[1].token_ids, "beside it")
+    tally.check()

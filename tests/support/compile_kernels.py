@@ -14,6 +14,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from minisgl.kernel import Rotation
+from minisgl.kernel.controls import ControlTensors
 from minisgl.kernel.rows import DecodeInputs, RowTensors
 
 
@@ -88,6 +89,10 @@ def call_all(dtype: torch.dtype) -> None:
     ops.sample_gumbel(logits, floats, longs, longs)
     ops.sample_filtered(logits, floats, longs, floats, floats, longs, longs)
     ops.mask_tokens(logits, longs, table, longs)
+    state = ControlTensors(
+        torch.empty(4, 151_936, dtype=torch.int32), ints, *[floats] * 3, *[ints] * 6
+    )
+    ops.penalize(logits.float(), longs, state)
 
 
 if __name__ == "__main__":

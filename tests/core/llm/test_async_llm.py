@@ -7,6 +7,7 @@ import pytest
 
 from minisgl import LLM, AsyncLLM, SamplingParams
 from minisgl.errors import RequestError
+from minisgl.llm import GenerationChunk
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
@@ -143,3 +144,31 @@ def test_priority_and_cache_salt_go_with_the_request(tiny_path: Path) -> None:
                 await anext(aiter(llm.generate("x", GREEDY, priority=2**40)))
 
     asyncio.run(main())
+
+
+def test_logprobs_and_the_prompt_come_with_the_chunks_that_they_belong_to(
+    tiny_path: Path, llm: LLM
+) -> None:
+    params = SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=1, stop=("\x00",)
+    )
+    (whole,) = llm.generate("hello é", params, progress=False)
+    assert whole.logprobs is not None
+    assert len(whole.logprobs) == len(whole.token_ids)
+
+    async def main() -> list[GenerationChunk]:
+        async with AsyncLLM(str(tiny_path), progress=False) as served:
+            return [chunk async for chunk in served.generate("hello é", params)]
+
+    chunks = asyncio.run(main())
+    for chunk in chunks:
+        assert chunk.logprobs is not None
+        assert [one.token.token_id for one in chunk.logprobs] == chunk.token_ids
+    streamed = [one for chunk in chunks for one in chunk.logprobs or ()]
+    assert [one.token.data for one in streamed] == [one.token.data for one in whole.logprobs]
+    data = b"".join(one.token.data for one in streamed)
+    assert data.decode(errors="replace") == whole.text
+    first, *others = chunks
+    assert first.prompt_logprobs == whole.prompt_logprobs
+    assert (first.prompt, first.prompt_token_ids) == (whole.prompt, whole.prompt_token_ids)
+    assert all(chunk.prompt_logprobs is None and chunk.prompt is None for chunk in others)

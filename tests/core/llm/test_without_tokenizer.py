@@ -159,3 +159,15 @@ def test_its_start_imports_neither_text_generation_nor_a_compiler(tmp_path: Path
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_logprobs_have_ids_and_numbers_and_bad_words_are_refused(bare: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=1)
+    (result,) = bare.generate(PROMPTS[0], params, progress=False)
+    assert result.logprobs is not None
+    assert [one.token.token_id for one in result.logprobs] == result.token_ids
+    assert [one.top[0].token_id for one in result.logprobs] == result.token_ids, "greedy"
+    assert {(one.token.text, one.token.data) for one in result.logprobs} == {("", b"")}
+    with pytest.raises(RequestError, match="bad_words") as caught:
+        bare.generate(PROMPTS[0], SamplingParams(bad_words=("x",)), progress=False)
+    assert caught.value.param == "bad_words"

@@ -138,6 +138,31 @@ def test_system_text_and_blocks_are_a_chats() -> None:
     assert request.add_generation_prompt
 
 
+def test_results_of_tools_are_messages_of_their_own() -> None:
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
+    blocks = [
+        {"type": "tool_result", "tool_use_id": "a", "content": "broken", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "a"},
+        {"type": "text", "text": "Go on."},
+    ]
+    request = sent(
+        messages=[
+            *HELLO["messages"],
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": blocks},
+        ]
+    )
+    function = {"name": "f", "arguments": '{"x":1}'}
+    prompt: Any = request.prompt
+    _, turn, *others = prompt
+    assert turn["tool_calls"] == [{"id": "a", "type": "function", "function": function}]
+    assert others == [
+        {"role": "tool", "tool_call_id": "a", "content": "broken", "is_error": True},
+        {"role": "tool", "tool_call_id": "a", "content": ""},
+        {"role": "user", "content": "Go on."},
+    ]
+
+
 def test_an_assistants_message_at_the_end_is_gone_on_with() -> None:
     messages = [*HELLO["messages"], {"role": "assistant", "content": "The answer"}]
     request = sent(messages=messages)

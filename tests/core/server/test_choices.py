@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from minisgl.message import TokenizeRequest
 from minisgl.request import SamplingParams
 from minisgl.server.openai.fields import choice_params
 from support.http_asks import CHAT, HELLO, TEXT, error_of, events_of, post, run, whole_of
@@ -102,6 +103,24 @@ def test_a_client_that_leaves_ends_choices_that_have_not_started() -> None:
         return server.engine.aborted
 
     assert run(scenario) == [1]
+
+
+def test_choices_that_cannot_be_sent_any_more_end_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(server: Served) -> int:
+        send = server.engine.send
+
+        def only_once(message: Any) -> None:
+            if isinstance(message, TokenizeRequest) and server.engine.requests:
+                raise OverflowError("no such number")
+            send(message)
+
+        monkeypatch.setattr(server.engine, "send", only_once)
+        answer = server.http.post(TEXT, json={"prompt": "ace", "n": 2, "max_tokens": 9})
+        return (await answer).status_code
+
+    assert run(scenario) == 400
 
 
 @pytest.mark.parametrize("best_of", [1, 2, 3])

@@ -54,6 +54,24 @@ def test_false_is_not_zero() -> None:
     assert post(TEXT, {**PROMPT, "top_logprobs": False}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n": 0}, "from 1 to 128"),
+        ({"n": 129}, "from 1 to 128"),
+        ({"priority": 2**31}, f"from {1 - 2**31} to {2**31 - 1}"),
+        ({"best_of": 0}, "from 1 to 128"),
+        ({"temperature": 101}, "from 0 to 100"),
+        ({"presence_penalty": 3}, "from -2 to 2"),
+        ({"logprobs": 21}, "from 0 to 20"),
+        ({"top_p": 0}, "above 0 and at most 1"),
+    ],
+    ids=str,
+)
+def test_a_value_outside_its_range_is_told_the_whole_range(fields, words) -> None:
+    assert words in error_of(post(TEXT, {**PROMPT, **fields}))["message"]
+
+
 def test_unknown_fields_are_accepted_with_one_warning_a_name(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -1,6 +1,8 @@
 """``/metrics``: names, numbers, and that they never fail a request."""
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +66,20 @@ def test_every_metric_has_its_name_and_type_from_the_start() -> None:
 
     found = run(scenario)
     assert {name: found.get(f"minisgl:{name}") for name in NAMES} == NAMES
+
+
+def test_the_page_lists_exactly_these_metrics() -> None:
+    async def scenario(server: Served) -> set[str]:
+        await after(server)
+        text = (await server.http.get("/metrics")).text
+        return {
+            f.name + ("_total" if f.type == "counter" else "")
+            for f in text_string_to_metric_families(text)
+            if not f.name.endswith("_created")  # the client library's own, one a counter
+        }
+
+    page = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(minisgl:\w+)`", page)) == run(scenario)
 
 
 def test_tokens_reasons_and_sizes_are_counted() -> None:

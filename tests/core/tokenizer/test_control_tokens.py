@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -107,7 +107,6 @@ def chats(draw: st.DrawFn, name: str) -> list[dict]:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data(), generation=st.booleans())
-@settings(max_examples=60)
 def test_ordinary_chats_have_the_ids_of_transformers(name, data, generation) -> None:
     messages = data.draw(chats(name))
     control = ENCODERS[name].chat.control
@@ -123,7 +122,6 @@ def test_ordinary_chats_have_the_ids_of_transformers(name, data, generation) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=60)
 def test_whatever_a_client_writes_only_the_template_makes_control_tokens(name, data) -> None:
     messages = data.draw(chats(name))
     try:
@@ -148,7 +146,6 @@ def test_a_control_token_in_user_text_is_text_with_the_right_characters(name) ->
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=30)
 def test_the_copy_of_the_tokenizer_encodes_as_the_original_does(name, data) -> None:
     encoder = ENCODERS[name]
     control = encoder.chat.control

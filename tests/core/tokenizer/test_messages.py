@@ -143,7 +143,8 @@ def test_unknown_roles_are_the_templates_business() -> None:
 def test_the_developer_is_the_system_unless_the_template_knows_it() -> None:
     messages = [{"role": "developer", "content": "x"}]
     assert rendered(AS_JSON, messages) == "[system]x"
-    assert rendered(AS_JSON + "{# developer #}", messages) == "[developer]x"
+    assert rendered(AS_JSON + "{# for developers #}", messages) == "[system]x"
+    assert rendered(AS_JSON + "{% if 'developer' %}{% endif %}", messages) == "[developer]x"
 
 
 @pytest.mark.parametrize("source", [AS_JSON, AS_TEXT, ADDED])

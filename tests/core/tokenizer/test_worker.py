@@ -1,5 +1,8 @@
 """The workers' handling of one request: a refusal or a crash is a reply, never an exception."""
 
+import subprocess
+import sys
+import textwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +25,7 @@ from minisgl.tokenizer.answers import answer
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder
 from minisgl.tokenizer.worker import _detokenize
-from support.text_tokenizers import byte_level, sentencepiece
+from support.text_tokenizers import byte_level, sentencepiece, write_byte_level
 
 PARAMS = SamplingParams(max_tokens=3)
 ENCODER = PromptEncoder(byte_level())
@@ -138,3 +141,26 @@ def test_the_prompts_end_comes_only_if_it_is_asked_for() -> None:
     assert isinstance(silent, GenerateRequest)
     assert silent.prompt_tail == ""
     assert silent.token_ids == asked.token_ids
+
+
+def test_a_tokenizer_process_does_without_torch(tmp_path) -> None:
+    write_byte_level(tmp_path)
+    code = """
+        import sys
+        from types import SimpleNamespace
+        from minisgl.tokenizer import worker
+
+        def serve(tokenizer, addresses, status):
+            ids = tokenizer.apply_chat_template([{"role": "user", "content": "x"}])["input_ids"]
+            print(len(ids), sys.modules["torch"])
+
+        worker.serve_tokenizer = serve
+        model = SimpleNamespace(tokenizer=None, path=sys.argv[1])
+        status = SimpleNamespace(starting=lambda stage: None)
+        worker.tokenizer_main(SimpleNamespace(model=model), None, status)
+        """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert int(done.stdout.split()[0]) > 3
+    assert done.stdout.split()[1] == "None"

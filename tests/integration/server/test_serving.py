@@ -66,8 +66,8 @@ def test_openais_own_client_understands_the_server(server) -> None:
             )
         )
         assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
-        with pytest.raises(openai.BadRequestError, match="logprobs"):
-            client.chat.completions.create(model="fake-model", logprobs=True, **CHAT)
+        with pytest.raises(openai.BadRequestError, match="store"):
+            client.chat.completions.create(model="fake-model", store=True, **CHAT)
         with pytest.raises(openai.NotFoundError, match="no-such"):
             client.completions.create(model="no-such", prompt="x")
 

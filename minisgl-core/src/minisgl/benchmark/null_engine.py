@@ -8,7 +8,7 @@ import numpy.typing as npt
 from minisgl.engine.host_mirror import HostMirror
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.plan import BatchPlan, IntArray
-from minisgl.engine.reports import StepReports
+from minisgl.engine.reports import NO_REPORTS, StepReports
 from minisgl.engine.staging import PlanStager
 
 VOCAB_SIZE = 151_936
@@ -27,7 +27,7 @@ class NullResult:
 
     def reports(self) -> StepReports:
         """Return nothing: there are no logits."""
-        return StepReports()
+        return NO_REPORTS
 
 
 class NullEngine:

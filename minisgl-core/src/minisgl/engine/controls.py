@@ -38,6 +38,7 @@ _HEADER = np.dtype(
         ("allowed", np.int32),
         ("prompt", np.int32),
         ("output", np.int32),
+        ("comes_and_goes", np.int32),
     ]
 )
 HEADER_WORDS: Final = _HEADER.itemsize // 4
@@ -61,6 +62,7 @@ class RowControls:
         allowed: int32 ``[ceil(vocab / 32)]``: a bit a token; empty allows all.
         prompt: int32: the prompt's tokens, if a penalty or ``prompt_logprobs`` wants them.
         output: int32: the tokens generated so far, or those of them that matter.
+        comes_and_goes: the row sits out decode launches now and then, as rows with masks do.
     """
 
     row: int
@@ -77,6 +79,7 @@ class RowControls:
     allowed: IntArray = field(default_factory=lambda: NO_INTS)
     prompt: IntArray = field(default_factory=lambda: NO_INTS)
     output: IntArray = field(default_factory=lambda: NO_INTS)
+    comes_and_goes: bool = False
 
     @property
     def penalizes(self) -> bool:
@@ -127,7 +130,7 @@ def encode_controls(records: Sequence[RowControls]) -> IntArray:
             record.row, HEADER_WORDS + sum(map(len, sections)), record.presence,
             record.frequency, record.repetition, record.logprobs, record.prompt_logprobs,
             len(record.bias_tokens), len(record.bad_lasts), record.bad_prefixes.shape[1],
-            len(record.allowed), len(record.prompt), len(record.output),
+            len(record.allowed), len(record.prompt), len(record.output), record.comes_and_goes,
         )  # fmt: skip
         pieces += [header.view(np.int32), *sections]
     return np.concatenate(pieces) if pieces else NO_INTS
@@ -161,6 +164,7 @@ def decode_controls(words: IntArray) -> Iterator[tuple[RowControls, SectionSlice
                 allowed=words[where.allowed],
                 prompt=words[where.prompt],
                 output=words[where.output],
+                comes_and_goes=bool(header["comes_and_goes"]),
             ),
             where,
         )

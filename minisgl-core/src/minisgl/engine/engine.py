@@ -20,7 +20,7 @@ from minisgl.engine.logits import LogitsProcessing, SampledRows
 from minisgl.engine.logits_bound import max_scored_tokens
 from minisgl.engine.plan import CHUNK, NO_CONTROLS, ROW_PARAMS, BatchPlan, IntArray
 from minisgl.engine.plan_codec import PlanLayout, decode_plan
-from minisgl.engine.reports import StepReports
+from minisgl.engine.reports import NO_REPORTS, StepReports
 from minisgl.engine.row_state import DeviceChunks, RowState
 from minisgl.engine.sampler import SamplingTensors, sample
 from minisgl.engine.staging import PlanStager, upload
@@ -34,15 +34,15 @@ class StepHandle:
     Args:
         tokens: int32 ``[S]`` on the device: all launches' tokens, one after the other; the next
             step may overwrite them.
-        reports: log-probabilities on the device.
+        reports: log-probabilities on the device, if there are any.
     """
 
-    def __init__(self, tokens: torch.Tensor, reports: DeviceReports) -> None:
+    def __init__(self, tokens: torch.Tensor, reports: DeviceReports | None) -> None:
         self._event: torch.cuda.Event | None = None
         # Copied behind this step and waited for by its own event: later steps may run on.
         on_host = torch.empty(tokens.shape, dtype=torch.int32, pin_memory=tokens.is_cuda)
         self._tokens = on_host.copy_(tokens, non_blocking=True)
-        self._reports = reports.to_host()
+        self._reports = None if reports is None else reports.to_host()
         if tokens.is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
@@ -56,7 +56,7 @@ class StepHandle:
 
     def reports(self) -> StepReports:
         """Return the log-probabilities that came with the tokens, which have been read."""
-        return self._reports.arrays()
+        return NO_REPORTS if self._reports is None else self._reports.arrays()
 
 
 class Engine:

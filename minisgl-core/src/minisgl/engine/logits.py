@@ -62,9 +62,6 @@ class SampledRows:
 class LogitsProcessing:
     """The steps between logits and the draw, over the state of all rows.
 
-    Attributes:
-        reports: what the launches of this step report; taken by ``take_reports``.
-
     Args:
         info: the engine's facts.
         device: where the logits are.
@@ -83,8 +80,9 @@ class LogitsProcessing:
         self._sizes = np.zeros((num_rows + 1, 4), dtype=np.int64)
         self._prompts: dict[int, tuple[int, IntArray]] = {}
         self._controlled: set[int] = set()
+        self._steady: set[int] = set()
         self._decoding: set[int] = set()
-        self.reports = DeviceReports()
+        self._reports: DeviceReports | None = None
 
     def receive(self, plan: BatchPlan, words: torch.Tensor) -> None:
         """Take over what rows with new owners ask for.
@@ -99,7 +97,7 @@ class LogitsProcessing:
             self._add(plan, words)
         if plan.decode_rows is not None:
             # A row that has left the order for good costs no later step anything.
-            decoding = self._controlled.intersection(plan.decode_rows.tolist())
+            decoding = self._steady.intersection(plan.decode_rows.tolist())
             self._forget(self._decoding - decoding)
             self._decoding = decoding
 
@@ -117,6 +115,7 @@ class LogitsProcessing:
             self._until[row] = 0
             self._prompts.pop(row, None)
         self._controlled -= rows
+        self._steady -= rows
         self._decoding -= rows
 
     def concerns(self, rows: RowArray, ends: RowArray) -> npt.NDArray[np.bool_] | None:
@@ -168,7 +167,7 @@ class LogitsProcessing:
             num_top = int(self._sizes[sampled.host_rows[sampled.reported], 3].max())
             chosen = tokens[self._upload(sampled.reported)]
             logprobs = self._logprobs(sampled.logits, chosen, num_top)
-            self.reports.sampled.append((sampled.places[sampled.reported], logprobs))
+            self._reported().sampled.append((sampled.places[sampled.reported], logprobs))
 
     def scored(self, launch: Launch) -> tuple[list[ScoredChunk], RowArray]:
         """Return the launch's chunks whose tokens are reported, and what predicts these.
@@ -202,12 +201,18 @@ class LogitsProcessing:
         )
         num_top = max(self._prompts[chunk.row][0] for chunk in chunks)
         on_device = self._upload(tokens.astype(np.int64))
-        self.reports.prompts.append((chunks, self._logprobs(logits, on_device, num_top)))
+        self._reported().prompts.append((chunks, self._logprobs(logits, on_device, num_top)))
 
-    def take_reports(self) -> DeviceReports:
-        """Return what has been reported since the last call."""
-        taken, self.reports = self.reports, DeviceReports()
+    def take_reports(self) -> DeviceReports | None:
+        """Return what has been reported since the last call; ``None`` if nothing has."""
+        taken, self._reports = self._reports, None
         return taken
+
+    def _reported(self) -> DeviceReports:
+        """Return where this step's launches put what they report."""
+        if self._reports is None:
+            self._reports = DeviceReports()
+        return self._reports
 
     def _note(self, record: RowControls) -> None:
         """Take a record over into what the host knows."""
@@ -224,6 +229,8 @@ class LogitsProcessing:
         if record.prompt_logprobs >= 0:
             self._prompts[row] = (record.prompt_logprobs, record.prompt.copy())
         self._controlled.add(row)
+        if not record.comes_and_goes:
+            self._steady.add(row)
 
     def _active(self, rows: RowArray, ends: RowArray) -> npt.NDArray[np.uint8]:
         """Return the flags of rows, without changes that have ended, uint8 ``[S]``."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -66,3 +67,6 @@ class StepReports:
 
     sampled: Sequence[SampledLogprobs] = ()
     prompts: Sequence[PromptLogprobsPart] = ()
+
+
+NO_REPORTS: Final = StepReports()

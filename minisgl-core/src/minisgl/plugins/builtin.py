@@ -78,6 +78,7 @@ _TRITON_OPS = {
     "advance_rows": "Every decode row's state into the model's inputs",
     "sample_gumbel": "Greedy and Gumbel-max sampling straight from the logits",
     "sample_filtered": "The same behind top-k, top-p and min-p, without sorting",
+    "penalize": "Repetition, frequency and presence penalty in one pass",
     "mask_tokens": "Masks from the host, read bit by bit",
 }
 

@@ -62,6 +62,7 @@ def controls_of(
         allowed=_bits(params.allowed_token_ids, vocab_size),
         prompt=tokens[:num_prompt] if params.repetition_penalty != 1 or scores >= 0 else no_tokens,
         output=output,
+        comes_and_goes=params.grammar is not None,
     )
 
 

@@ -14,11 +14,7 @@ from minisgl.server.client import EngineClient
 from minisgl.server.errors import error_response, install_error_handlers
 from minisgl.server.fields import RequestParser
 from minisgl.server.metrics import EngineMetrics, HttpMetrics
-from minisgl.server.middleware import (
-    ApiKeyMiddleware,
-    HttpMetricsMiddleware,
-    RequestIdMiddleware,
-)
+from minisgl.server.middleware import ApiKeyMiddleware, RequestMiddleware
 from minisgl.server.openai.routes import add_openai_routes
 from minisgl.server.openapi import ApiPage
 from minisgl.server.responses.routes import add_responses_routes
@@ -48,8 +44,7 @@ def create_app(
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)
     metrics = EngineMetrics(model.name, lambda: client.last_heartbeat)
     client.observer = metrics
-    app.add_middleware(HttpMetricsMiddleware, metrics=HttpMetrics(metrics.registry))
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(RequestMiddleware, metrics=HttpMetrics(metrics.registry))
     _add_metrics_route(app, metrics)
     _add_status_routes(app, client, model)
     parser = RequestParser(strict=strict_requests)

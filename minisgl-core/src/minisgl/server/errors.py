@@ -25,6 +25,8 @@ CLIENT_CLOSED_REQUEST = 499
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 REQUEST_ID_KEY: Final = "minisgl.request_id"
 """Where a request's ASGI scope holds its id."""
+SEND_KEY: Final = "minisgl.send"
+"""Where a request's ASGI scope holds the send of the HTTP server."""
 MAX_QUOTED = 2000
 """Longest message and field name of an error: they may quote what the client sent."""
 

@@ -90,7 +90,7 @@ class RequestParser:
         try:
             request = model.model_validate(fields)
         except ValidationError as error:
-            raise request_error(error, fields) from error
+            raise request_error(error, fields, model) from error
         self._judge_unknown(request, model)
         return request
 
@@ -129,19 +129,38 @@ def _object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def request_error(error: ValidationError, fields: dict[str, Any]) -> RequestError:
+def request_error(
+    error: ValidationError, fields: dict[str, Any], model: type[BaseModel]
+) -> RequestError:
     """Return pydantic's complaints about one field as a request error that names it.
 
     A union complains once a branch; what all of them expect is put together.
+
+    Args:
+        error: of validating ``fields``.
+        fields: of the request.
+        model: that they were validated against.
     """
     complaints = error.errors(include_url=False, include_context=False)
     first = complaints[0]
     path = _path(first, fields)
     if first["type"] == "missing":
         return RequestError(f"{path} is required", param=path)
-    wishes = [entry["msg"] for entry in complaints if _path(entry, fields) == path]
+    wishes = [_wish(entry, model) for entry in complaints if _path(entry, fields) == path]
     wish = "; or: ".join(dict.fromkeys(wishes))
     return RequestError(f"{path}: {wish}, got {shortened(first['input'])}", param=path)
+
+
+def _wish(complaint: ErrorDetails, model: type[BaseModel]) -> str:
+    """Return what a complaint asks for; of a number outside its range, the whole range."""
+    name, *rest = complaint["loc"]
+    if complaint["type"] in {"greater_than_equal", "less_than_equal"} and not rest:
+        limits = model.model_fields[str(name)].metadata
+        low = next((limit.ge for limit in limits if hasattr(limit, "ge")), None)
+        high = next((limit.le for limit in limits if hasattr(limit, "le")), None)
+        if low is not None and high is not None:
+            return f"must be from {low} to {high}"
+    return complaint["msg"]
 
 
 def _path(complaint: ErrorDetails, fields: dict[str, Any]) -> str:

@@ -83,8 +83,15 @@ class Generation:
 
     def _start_followers(self, reply: TextReply | ErrorReply) -> None:
         """Let the other answers to a prompt begin, unless the prompt has been refused."""
-        if isinstance(reply, TextReply):
-            self._owner.start(self._followers.pop(reply.uid))
+        if not isinstance(reply, TextReply):
+            return
+        waiting = self._followers.pop(reply.uid)
+        try:
+            self._owner.start(waiting)
+        except RequestError as error:  # nobody else would end the answers that wait
+            self._replies.append(
+                ErrorReply(waiting[0].uid, error.message, error.status, error.param, error.code)
+            )
 
     async def first(self) -> None:
         """Wait until the first reply is there; the iteration still yields it.

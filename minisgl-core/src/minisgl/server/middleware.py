@@ -6,92 +6,86 @@ import uuid
 from http import HTTPStatus
 from typing import Final
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.errors import RequestError
 from minisgl.server.errors import (
     REQUEST_ID_HEADER,
     REQUEST_ID_KEY,
+    SEND_KEY,
     error_response,
     request_id,
 )
 from minisgl.server.metrics import HttpMetrics
 
 KNOWN_METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+_FROM_HEADER: Final = f"{REQUEST_ID_KEY}.is_from_header"
 _VALID_ID: Final = re.compile(rb"[!-~]{1,256}")
 
 
 def name_request(scope: Scope, name: str | None) -> str:
     """Take the id from the request's body, unless a header has named it; return its id."""
-    if name is not None and not scope.get(f"{REQUEST_ID_KEY}.is_from_header"):
+    if name is not None and not scope.get(_FROM_HEADER):
         scope[REQUEST_ID_KEY] = name
     return request_id(scope)
 
 
-class RequestIdMiddleware:
-    """Gives every request an id, its own ``X-Request-Id`` or a new one, and sends it back."""
+class RequestMiddleware:
+    """Gives every request an id, its own or a new one, sends it back, and counts the request.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; a malformed id is a 400."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        scope[REQUEST_ID_KEY] = uuid.uuid4().hex
-        given = _header(scope, b"x-request-id")
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                named = (REQUEST_ID_HEADER.lower().encode(), request_id(scope).encode())
-                message["headers"] = [*message["headers"], named]
-            await send(message)
-
-        if given is not None:
-            if not _VALID_ID.fullmatch(given):
-                refusal = error_response(
-                    RequestError(
-                        f"{REQUEST_ID_HEADER} must be 1 to 256 printable ASCII characters "
-                        "without spaces",
-                        param=REQUEST_ID_HEADER,
-                    ),
-                    path=scope["path"],
-                )
-                await refusal(scope, receive, send_with_id)
-                return
-            scope[REQUEST_ID_KEY] = given.decode()
-            scope[f"{REQUEST_ID_KEY}.is_from_header"] = True
-        await self._app(scope, receive, send_with_id)
-
-
-class HttpMetricsMiddleware:
-    """Counts what was asked and what was answered, by route."""
+    The outermost one of this server: behind it stands the send of the HTTP server itself, which
+    streams take for all but their head (``SEND_KEY``): each layer in between costs a call a token.
+    """
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; a crash counts as 500."""
+        """Pass the request on; a malformed id is a 400, and a crash counts as 500."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[REQUEST_ID_KEY] = uuid.uuid4().hex
+        scope[SEND_KEY] = send
         status = HTTPStatus.INTERNAL_SERVER_ERROR.value
 
-        async def send_and_look(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                named = (REQUEST_ID_HEADER.lower().encode(), request_id(scope).encode())
+                message["headers"] = [*message["headers"], named]
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_look)
+            refusal = self._take_id(scope)
+            if refusal is None:
+                await self._app(scope, receive, send_with_id)
+            else:
+                await refusal(scope, receive, send_with_id)
         finally:
             # Only known routes and methods are labels: a client must not invent new ones.
             route = getattr(scope.get("route"), "path", None)
             method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
             self._metrics.count(route or "other", method, status)
+
+    @staticmethod
+    def _take_id(scope: Scope) -> Response | None:
+        """Take the id of the header, if there is one; return the refusal of one that is wrong."""
+        given = _header(scope, REQUEST_ID_HEADER.lower().encode())
+        if given is None:
+            return None
+        if not _VALID_ID.fullmatch(given):
+            error = RequestError(
+                f"{REQUEST_ID_HEADER} must be 1 to 256 printable ASCII characters without spaces",
+                param=REQUEST_ID_HEADER,
+            )
+            return error_response(error, path=scope["path"])
+        scope[REQUEST_ID_KEY] = given.decode()
+        scope[_FROM_HEADER] = True
+        return None
 
 
 class ApiKeyMiddleware:

@@ -82,8 +82,9 @@ class ApiPage:
             summary="OpenAI-compatible server",
             routes=self._app.routes,
         )
+        found = page.get("components", {}).get("schemas", {})  # of routes that plugins add
         page["components"] = {
-            "schemas": _as_markdown(self._schemas()),
+            "schemas": {**found, **_as_markdown(self._schemas())},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.errors import RequestError
-from minisgl.server.errors import ClientGoneError, error_body, is_anthropic
+from minisgl.server.errors import SEND_KEY, ClientGoneError, error_body, is_anthropic
 from minisgl.server.generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -88,18 +88,18 @@ class EventStreamResponse(Response):
         self._generation = generation
         self._path = path
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole stream, as an ASGI application."""
         try:
-            await unless_disconnected(receive, self._send_all(send))
+            await unless_disconnected(receive, self._send_all(send, scope.get(SEND_KEY, send)))
         except (ClientGoneError, OSError):
             logger.debug("the client closed its stream")
         finally:
             self._generation.close()
             await self._events.aclose()
 
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+    async def _send_all(self, send_head: Send, send: Send) -> None:
+        await send_head({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for event in self._events:
                 await _send_body(send, event)

@@ -72,7 +72,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.source = template_source(tokenizer)
         self.control = ControlTokens(tokenizer, self.source)
-        self._developer_role = "developer" if "developer" in self.source else "system"
+        knows_developer = re.search(r"""['"]developer['"]""", self.source) is not None
+        self._developer_role = "developer" if knows_developer else "system"
         self._shows_tools = re.search(r"\btools\b", self.source) is not None
         self._has_warned = False
         self._reserved = frozenset(
@@ -239,7 +240,7 @@ class ChatTemplate:
 
 def template_source(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return the text of a tokenizer's chat template, or of all of them; empty if it has none."""
-    template = tokenizer.chat_template
+    template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
         return "\n".join(map(str, template.values()))
     return template or ""

@@ -52,7 +52,7 @@ class ControlTokens:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", template: str) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder.values()
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         names = {
             token.content
             for token in added

@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of paced and flat-out each (default: 2048)",
     )  # fmt: skip
     parser.add_argument(
-        "--rate", type=number, default=20000, metavar="N",
-        help="tokens a second that the paced engine emits for all streams (default: 20000)",
+        "--rate", type=number, default=22000, metavar="N",
+        help="tokens a second that the paced engine emits for all streams (default: 22000)",
     )  # fmt: skip
     parser.add_argument(
         "--memory-requests", type=number, default=50000, metavar="N", help="(default: 50000)"
@@ -55,8 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--commit", metavar="HASH", help="commit to note, where the code runs outside its checkout"
     )
     add_settings_arguments(
-        parser, only=("model.path", "model.tokenizer", "plugins.disabled", "log.level")
-    )
+        parser,
+        only=(
+            "model.path", "model.tokenizer", "server.num_tokenizers", "plugins.disabled",
+            "log.level",
+        ),
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:

@@ -8,6 +8,7 @@ products, which have kernels of their own for 1, up to 16, 64 and 128 rows.
 """
 
 from minisgl.kernel.triton.activations import gelu_and_mul, silu_and_mul
+from minisgl.kernel.triton.controls import penalize
 from minisgl.kernel.triton.filters import sample_filtered
 from minisgl.kernel.triton.linear import add_norm_gated, add_norm_linear, linear, linear_parts
 from minisgl.kernel.triton.masks import mask_tokens
@@ -28,6 +29,7 @@ __all__ = [
     "linear_parts",
     "mask_tokens",
     "page_indices",
+    "penalize",
     "rms_norm",
     "rope",
     "rope_store",

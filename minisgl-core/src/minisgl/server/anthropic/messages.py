@@ -108,13 +108,14 @@ def _user(role: str, blocks: list[tuple[str, Block]]) -> list[dict[str, Any]]:
                     messages.append({"role": role, "content": text})
             case "tool_result":
                 result = block.get("content")
-                messages.append(
-                    {
-                        "role": "tool",
-                        "tool_call_id": _field(block, "tool_use_id", where),
-                        "content": "" if result is None else _text(result, f"{where}.content"),
-                    }
-                )
+                message: dict[str, Any] = {
+                    "role": "tool",
+                    "tool_call_id": _field(block, "tool_use_id", where),
+                    "content": "" if result is None else _text(result, f"{where}.content"),
+                }
+                if block.get("is_error"):  # for templates that know it
+                    message["is_error"] = True
+                messages.append(message)
             case kind:
                 raise _unsupported(kind, where, "text and tool_result")
     return messages

@@ -19,4 +19,4 @@ def chat_request(fields: Mapping[str, Any]) -> ChatRequest:
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
-        raise request_error(error, given) from error
+        raise request_error(error, given, ChatRequest) from error
