@@ -46,7 +46,7 @@ PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadscope --no-
 help:  ## show this list
 	@echo "make TARGET [VARIABLE=VALUE ...]"
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-14s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-16s%s\n", $$1, $$2 }'
 	@echo
 	@echo "  MODEL=...        what to serve [$(MODEL)]: a folder, a .gguf file, a hub id, package:NAME"
 	@echo "  ARGS=...         flags of minisgl serve, such as ARGS=\"--port 9000\""

@@ -11,7 +11,7 @@ from support.examples import scaled
 from support.replays import replay_decode_steps
 from support.tiny_models import write_tiny_model
 
-PROMPTS = [[(11 * n + 5 * k) % 250 + 5 for k in range(3 + 7 * n)] for n in range(6)]
+PROMPTS = [[(11 * n + 5 * k) % 250 + 5 for k in range(3 + 7 * n)] for n in range(8)]
 KINDS: list[dict[str, float]] = [
     {"temperature": 0},
     {"temperature": 0.8},
@@ -19,6 +19,8 @@ KINDS: list[dict[str, float]] = [
     {"temperature": 1, "top_k": 1},
     {"temperature": 0.9, "top_k": 12, "min_p": 0.05},
     {"temperature": 0, "min_tokens": 9},
+    {"temperature": 0.8, "repetition_penalty": 1.5, "presence_penalty": 1},
+    {"temperature": 1, "frequency_penalty": 1.5, "top_p": 0.9, "min_tokens": 5},
 ]
 
 
@@ -50,7 +52,7 @@ def alone(model: Path) -> list[list[int]]:
     sizes=st.sets(st.integers(1, 6), min_size=1, max_size=3),
     rows=st.integers(1, 6),
     launch=st.sampled_from(["mixed", "split"]),
-    orders=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=2),
+    orders=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=8), min_size=1, max_size=2),
 )
 @settings(max_examples=scaled(25))  # an example builds an engine and runs a real model
 def test_invariant_17_replayed_steps_do_not_depend_on_their_padding(
@@ -62,7 +64,7 @@ def test_invariant_17_replayed_steps_do_not_depend_on_their_padding(
     launch: str,
     orders: list[list[int]],
 ) -> None:
-    """Filters, seeds and bans included; larger launches than the largest graph run eagerly.
+    """Filters, seeds, penalties and bans included; launches beyond the largest graph run eagerly.
 
     Catches: padding that writes to a real page or row, a plan that a replay does not apply or
     applies late, rows that keep the token drawn before their filter.

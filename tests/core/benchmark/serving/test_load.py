@@ -21,7 +21,7 @@ from support.scripted_server import (
 
 STEP = 0.03
 """Seconds between two chunks; a busy machine may add up to ``LATE``."""
-LATE = 0.25
+LATE = 0.7
 
 
 def load(server, num=1, *, due=0.0, max_concurrency=None, num_processes=1, timeout=10.0):
@@ -43,7 +43,7 @@ def test_times_are_those_of_the_chunks():
     record = one_record(
         *chunked(
             STEP, text_chunk(""), STEP, text_chunk("a"), STEP, text_chunk("bc"), STEP,
-            text_chunk("d"), text_chunk("", "length"), STEP, END, DONE,
+            text_chunk("d"), text_chunk("", "length"), LATE, END, DONE,
         )
     )  # fmt: skip
     assert record.error is None
@@ -142,7 +142,7 @@ def test_never_more_than_the_allowed_number_at_once():
     assert figures.max_concurrency == 2
     assert [record.number for record in result.records] == list(range(6))
     assert result.records[5].sent >= 0.2
-    assert result.records[5].ttft < 0.1, "waiting for a place is not the server's time"
+    assert result.records[5].ttft < 0.2, "waiting for a place is not the server's time"
 
 
 def test_requests_leave_when_they_are_due():
