@@ -180,10 +180,12 @@ def _try_out(matcher: "xgrammar.GrammarMatcher", vocab_size: int, eos: Sequence[
     Raises:
         ValueError: it is too slow for a scheduler, or no text matches.
     """
-    random, began = np.random.default_rng(0), time.thread_time()
+    random, spent = np.random.default_rng(0), 0.0
     mask = np.zeros((1, mask_words(vocab_size)), dtype=np.int32)
     for place in range(_TRIED_TOKENS):
+        began = time.thread_time()
         matcher.fill_next_token_bitmask(mask)
+        spent += time.thread_time() - began
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
         if place == 0 and not bits.any():
             raise ValueError("no text matches it")
@@ -191,8 +193,11 @@ def _try_out(matcher: "xgrammar.GrammarMatcher", vocab_size: int, eos: Sequence[
         may = bits.nonzero()[0]
         if not len(may):
             return
-        matcher.accept_token(int(random.choice(may)))
-        if time.thread_time() - began > _TRIAL_S:
+        token = int(may[random.integers(len(may))])
+        began = time.thread_time()
+        matcher.accept_token(token)
+        spent += time.thread_time() - began
+        if spent > _TRIAL_S:
             raise ValueError(
                 f"it takes over {_TRIAL_S:g} s to follow {place + 1} tokens; make it less ambiguous"
             )
