@@ -1,5 +1,6 @@
 """Tool calls and reasoning in the shapes of three protocols; the echo says what it is told to."""
 
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -117,6 +118,13 @@ def test_a_stream_says_what_the_whole_answer_says(text, more) -> None:
         assert one.get("reasoning") == message.get("reasoning") == one.get("reasoning_content")
         expected = [call["function"] for call in message.get("tool_calls", ())]
         assert one["calls"] == expected
+
+
+@pytest.mark.parametrize("text", ["I look <tool_ca", "<thi", "x\n<tool_call"])
+def test_what_a_parser_holds_back_comes_out_at_the_end(text) -> None:
+    assert whole(text, tools=TOOLS)["message"]["content"] == text
+    [one] = streamed(text, tools=TOOLS).values()
+    assert one["content"] == text
 
 
 def test_content_is_null_beside_calls_alone() -> None:
@@ -364,6 +372,44 @@ def test_responses_have_reasoning_message_and_function_call_items(stream) -> Non
     assert response.usage.output_tokens_details.reasoning_tokens > 5
     assert len(prompt[1]["tool_calls"]) == 2
     assert prompt[1]["reasoning_content"].strip() == "hm, wörld"
+
+
+def named_events(route: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """The data of a stream of named events."""
+
+    async def scenario(server: Served) -> str:
+        return (await server.http.post(route, json={**fields, "stream": True})).text
+
+    blocks = run(scenario).removesuffix("\n\n").split("\n\n")
+    return [json.loads(block.split("\ndata: ")[1]) for block in blocks]
+
+
+def test_anthropics_blocks_begin_and_stop_one_after_the_other() -> None:
+    tools = [{"name": name, "input_schema": PARAMETERS} for name in ("weather", "time")]
+    events = named_events("/v1/messages", {**body(BOTH), "tools": tools})
+    steps = [(e["type"], e["index"]) for e in events if e["type"].startswith("content_block_")]
+    assert [step for step, _ in itertools.groupby(steps)] == [
+        (f"content_block_{what}", index)
+        for index in range(4)
+        for what in ("start", "delta", "stop")
+    ]
+
+
+def test_items_of_a_response_are_added_and_done_one_after_the_other() -> None:
+    tools = [{"type": "function", "name": n, "parameters": PARAMETERS} for n in ("weather", "time")]
+    events = named_events("/v1/responses", {"input": BOTH, "tools": tools})
+    steps = [
+        (event["type"].rpartition(".")[2], event["output_index"], event["item"]["status"])
+        for event in events
+        if event["type"].startswith("response.output_item.")
+    ]
+    assert steps == [
+        (what, index, status)
+        for index in range(4)
+        for what, status in (("added", "in_progress"), ("done", "completed"))
+    ]
+    places = [event["output_index"] for event in events if "output_index" in event]
+    assert places == sorted(places)
 
 
 def test_a_required_call_of_the_other_protocols_is_the_same() -> None:
