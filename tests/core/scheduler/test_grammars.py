@@ -112,7 +112,9 @@ class Saboteur(ToyMatcher):
             if self._how == "nothing":
                 mask[:] = 0
             if self._how == "slow":
-                time.sleep(0.05)
+                began = time.thread_time()
+                while time.thread_time() - began < 0.05:
+                    pass
 
     def accept(self, token_id: int) -> bool:
         if len(self.output) == 3 and self._how == "accept":
@@ -140,7 +142,7 @@ class OneGrammar(InlineCompiler):
     [
         ("fill", 3, "the grammar engine failed: sabotage"),
         ("nothing", 3, "no token may come next"),
-        ("slow", 3, "to say which tokens may come next"),
+        ("slow", 3, "to follow 3 tokens; make it less ambiguous"),
         ("accept", 4, "the grammar engine failed: sabotage"),
         ("refuse", 4, "came, which it does not allow"),
     ],
@@ -149,7 +151,7 @@ class OneGrammar(InlineCompiler):
 def test_a_mask_that_goes_wrong_ends_that_request_alone(
     how: str, num_tokens: int, message: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars, "MAX_FILL_S", 0.04)
+    monkeypatch.setattr(grammars, "BUDGET_S", 0.02)
     harness = Harness(compiler=OneGrammar(lambda: Saboteur(how)), overlap=overlap)
     prompts = {0: [2, 3], 1: [2, 4], 2: [5]}
     for uid, prompt in prompts.items():

@@ -269,6 +269,21 @@ def test_hostile_grammars_end_in_time_and_harm_nobody(backend: XGrammarBackend, 
     backend.compile(GrammarSpec("regex", "a"))
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= s\ns ::= s s | s s s | s s s s | "a" | "b" | ""',
+        'root ::= root root root | "a" | ""',
+    ],
+)
+def test_grammars_that_get_slower_with_every_token_are_refused(
+    backend: XGrammarBackend, grammar: str
+) -> None:
+    """The scheduler would have to wait for them."""
+    with pytest.raises(RequestError, match="make it less ambiguous"):
+        backend.compile(GrammarSpec("grammar", grammar))
+
+
 def test_a_helper_that_is_killed_is_started_again(folder: Path) -> None:
     backend = make(folder)
     try:

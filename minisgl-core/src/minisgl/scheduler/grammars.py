@@ -17,8 +17,11 @@ from minisgl.structured.interface import CompiledGrammar, MaskArray, mask_words
 
 logger = logging.getLogger(__name__)
 
-MAX_FILL_S: Final = 2.0
-"""A request whose mask took so long ends: every other one had to wait for it."""
+BUDGET_S: Final = 0.5
+BUDGET_OF_A_TOKEN_S: Final = 0.005
+"""CPU time that a grammar may take of the scheduler's thread, in all and with each token, in
+seconds. A request that takes more ends: every other one has to wait for it. Usual grammars take
+hundredths of that; with ambiguous ones the time grows with a power of the length of the text."""
 
 Ending = FinishReason | Failure
 """How a request ends because of its grammar: its text is complete, or something went wrong."""
@@ -95,15 +98,18 @@ class Grammars:
         """
         state = request.grammar
         assert state is not None, "the request has a grammar"
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             state.matcher.fill_mask(mask)
         except Exception as error:
             logger.exception("the grammar of request %d failed", request.uid)
             return _broken(error)
-        took = time.perf_counter() - began
-        if took > MAX_FILL_S:
-            return _wrong(f"it took {took:.1f} s to say which tokens may come next")
+        state.spent_s += time.thread_time() - began
+        if state.spent_s > BUDGET_S + BUDGET_OF_A_TOKEN_S * num_output:
+            return _wrong(
+                f"it has taken {state.spent_s:.1f} s to follow {num_output} tokens; make it less "
+                "ambiguous"
+            )
         mask &= ~self._outside
         may_end = bool((mask & self._eos).any())
         mask &= ~state.never
@@ -119,12 +125,14 @@ class Grammars:
         """Take note of the next token of the output; returns how the request ends, if it does."""
         state = request.grammar
         assert state is not None, "the request has a grammar"
+        began = time.thread_time()
         try:
             accepted = state.matcher.accept(token)
             finished = state.matcher.finished
         except Exception as error:
             logger.exception("the grammar of request %d failed", request.uid)
             return _broken(error)
+        state.spent_s += time.thread_time() - began
         if not accepted:
             return _wrong(f"the token {token} came, which it does not allow")
         return FinishReason.STOP if finished else None

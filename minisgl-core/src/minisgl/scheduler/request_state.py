@@ -24,11 +24,13 @@ class GrammarState:
         matcher: has accepted every committed token of the output.
         never: int32 ``[words]``: tokens that may come at no time, whatever the grammar says.
         early: int32 ``[words]``: tokens that may not come below ``min_tokens``.
+        spent_s: CPU time of the scheduler's thread that the grammar has taken, seconds.
     """
 
     matcher: Matcher
     never: MaskArray
     early: MaskArray
+    spent_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -34,6 +34,11 @@ MAX_COMPILED_BYTES: Final = 64 * 2**20
 
 _MEMORY: Final = 4 * 2**30
 """Bytes that one compilation may take beside what the helper has."""
+
+
+_TRIED_TOKENS: Final = 200
+_TRIAL_S: Final = 0.5
+"""What a grammar must be able to follow in so many seconds of CPU time."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -165,11 +170,32 @@ def compile_spec(
         raise ValueError(f"it is too large: {len(data)} bytes compiled, {MAX_COMPILED_BYTES} fit")
     # As the process that serves will do it: what fails there must fail here before.
     again = xgrammar.CompiledGrammar.deserialize_json(data.decode(), info)
-    mask = np.zeros((1, mask_words(info.vocab_size)), dtype=np.int32)
-    xgrammar.GrammarMatcher(again).fill_next_token_bitmask(mask)
-    if not mask.any():
-        raise ValueError("no text matches it")
+    _try_out(xgrammar.GrammarMatcher(again), info.vocab_size, arguments.context.eos_token_ids)
     return data
+
+
+def _try_out(matcher: "xgrammar.GrammarMatcher", vocab_size: int, eos: Sequence[int]) -> None:
+    """Follow a random text, to see how fast that is: ambiguous grammars get slower and slower.
+
+    Raises:
+        ValueError: it is too slow for a scheduler, or no text matches.
+    """
+    random, began = np.random.default_rng(0), time.thread_time()
+    mask = np.zeros((1, mask_words(vocab_size)), dtype=np.int32)
+    for place in range(_TRIED_TOKENS):
+        matcher.fill_next_token_bitmask(mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
+        if place == 0 and not bits.any():
+            raise ValueError("no text matches it")
+        bits[list(eos)] = 0
+        may = bits.nonzero()[0]
+        if not len(may):
+            return
+        matcher.accept_token(int(random.choice(may)))
+        if time.thread_time() - began > _TRIAL_S:
+            raise ValueError(
+                f"it takes over {_TRIAL_S:g} s to follow {place + 1} tokens; make it less ambiguous"
+            )
 
 
 _Compiler = Callable[["xgrammar.GrammarCompiler", str, int | None], "xgrammar.CompiledGrammar"]
