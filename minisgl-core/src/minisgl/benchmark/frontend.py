@@ -187,7 +187,7 @@ class _Streams:
 
     Attributes:
         began, ended: of the time that counts: all first answers have ended, and no stream has run
-            out of requests.
+            out of requests; from an engine without a pace everything counts.
         chunks: of each request by its seed: when a chunk was read, and the characters until its
             end.
         sent: when each request was sent.
@@ -201,6 +201,17 @@ class _Streams:
     sent: dict[int, float] = field(default_factory=dict)
     cpu_s: list[dict[str, float]] = field(default_factory=list)
     memory: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+    def begin(self, pids: dict[str, int]) -> None:
+        """From now on everything counts."""
+        self.began = time.perf_counter()
+        self.cpu_s.append(_cpu_seconds(pids))
+
+    def end(self, pids: dict[str, int]) -> None:
+        """Nothing counts any more; only the first call matters."""
+        if not self.ended:
+            self.ended = time.perf_counter()
+            self.cpu_s.append(_cpu_seconds(pids))
 
 
 class _Reader:
@@ -229,19 +240,18 @@ async def _send_all(address: Address, load: FrontendLoad, pids: dict[str, int]) 
     streams = _Streams()
     seeds = iter(range(1, load.streams + load.num_requests + 1))
     num_warm = 0
+    is_paced = bool(load.step_s)  # otherwise answers come in bursts, and only all of them count
 
     async def stream(index: int) -> None:
         nonlocal num_warm
         await ask(next(seeds), -(-load.output_len * index // load.streams))
         num_warm += 1
-        if num_warm == load.streams:
-            streams.began = time.perf_counter()
-            streams.cpu_s.append(_cpu_seconds(pids))
+        if is_paced and num_warm == load.streams:
+            streams.begin(pids)
         for seed in seeds:
             await ask(seed, load.output_len)
-        if not streams.ended:
-            streams.ended = time.perf_counter()
-            streams.cpu_s.append(_cpu_seconds(pids))
+        if is_paced:
+            streams.end(pids)
 
     async def ask(seed: int, length: int) -> None:
         reader = _Reader()
@@ -259,6 +269,8 @@ async def _send_all(address: Address, load: FrontendLoad, pids: dict[str, int]) 
         streams.chunks[seed] = reader.chunks
 
     watcher = asyncio.create_task(_watch_memory(streams, pids))
+    if not is_paced:
+        streams.begin(pids)
     try:
         async with asyncio.TaskGroup() as group:
             for index in range(1, load.streams + 1):
@@ -268,6 +280,8 @@ async def _send_all(address: Address, load: FrontendLoad, pids: dict[str, int]) 
     finally:
         watcher.cancel()
         client.close()
+    if not is_paced:
+        streams.end(pids)
     streams.memory.append((len(streams.chunks), _memory(pids)))
     return streams
 
