@@ -328,8 +328,7 @@ def test_an_op_made_of_others_is_made_of_the_best_of_them(plugin_site):
 
 
 PLAIN_EVERYWHERE = {
-    f"op {name}"
-    for name in ("mask_logits", "bias_logits", "ban_sequences", "token_logprobs")
+    f"op {name}" for name in ("mask_logits", "bias_logits", "ban_sequences", "token_logprobs")
 }
 """Batched operations of torch serve any device."""
 

@@ -69,9 +69,10 @@ class ControlState:
             at: where its sections lie in them.
         """
         row, state = record.row, self.tensors
-        state.presence[row] = record.presence
-        state.frequency[row] = record.frequency
-        state.repetition[row] = record.repetition
+        # Filled, not assigned: an assigned number travels to a GPU, and the host waits for it.
+        state.presence[row].fill_(record.presence)
+        state.frequency[row].fill_(record.frequency)
+        state.repetition[row].fill_(record.repetition)
         entries, (sequences, length) = len(record.bias_tokens), record.bad_prefixes.shape
         state.bias_values[row].zero_()
         state.bias_tokens[row, :entries] = words[at.bias_tokens]
@@ -100,7 +101,7 @@ class ControlState:
         if record.penalizes:
             counts = state.counts[row].zero_()
             if len(record.prompt) and record.repetition != 1:
-                counts[words[at.prompt].long()] = 1
+                counts.index_fill_(0, words[at.prompt].long(), 1)
             counts.scatter_add_(0, output.long(), torch.full_like(output, 2))
 
 

@@ -90,6 +90,7 @@ class Engine:
         self._attention = attention
         self._stager = PlanStager(pin=device.type == "cuda")
         self._mirror = HostMirror(info.max_running_requests)
+        self._processing = LogitsProcessing(info, device, self.state.ops)
         # A stream of its own: the default one waits for all others and they for it.
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -98,7 +99,6 @@ class Engine:
             torch.cuda.synchronize(device)
         # Not a method: a cycle would keep the engine's memory until the collector comes by.
         self._upload = partial(upload, device=device)
-        self._processing = LogitsProcessing(info, device, self.state.ops)
         self._nvtx = nvtx and device.type == "cuda"
         self._next_plan = 0
 
