@@ -96,7 +96,7 @@ def test_a_strict_server_refuses_unknown_fields_by_name(route, base, caplog) -> 
         error = error_of(response)
         assert error["param"] == "temprature"
         assert "Nearest: 'temperature'" in error["message"]
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @both
@@ -111,7 +111,7 @@ def test_labels_are_accepted_and_change_nothing(route, base, caplog) -> None:
     body = {**base, "max_tokens": 3}
     plain, labelled = post(route, body).json(), post(route, {**body, **labels}).json()
     assert labelled["choices"] == plain["choices"]
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert post(route, {**body, "user": 5}).status_code == 400
 
 
