@@ -19,20 +19,11 @@ from minisgl.scheduler.transport import MemoryTransport
 from minisgl.settings import settings_from_keywords
 from support.controlled import controlled_cases
 from support.reference import Tally, greedy
-from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, write_tiny_model
+from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, WIDE, write_tiny_model
 
 pytestmark = pytest.mark.gpu
 
 MAX_TOKENS = 20
-WIDE: dict[str, Any] = {
-    "hidden_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "intermediate_size": 768,
-    "initializer_range": 0.05,
-}
-"""Large enough for every attention kernel."""
 
 
 def prompts_of(count: int, seed: int = 7) -> list[list[int]]:

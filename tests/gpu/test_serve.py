@@ -12,20 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from support.reference import greedy
 from support.server_process import serving
-from support.tiny_models import EOS_TOKEN_IDS, write_tiny_model
+from support.tiny_models import EOS_TOKEN_IDS, WIDE, write_tiny_model
 
 pytestmark = pytest.mark.gpu
 
 NUM_TOKENS = 24
-WIDE: dict[str, Any] = {
-    "hidden_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "intermediate_size": 768,
-    "initializer_range": 0.05,
-}
-"""Large enough for every attention kernel."""
 
 
 @pytest.mark.parametrize("flags", [(), ("--disable-plugin", "minisgl-models")], ids=["all", "core"])

@@ -109,6 +109,17 @@ _EXTRA_CONFIG: dict[str, dict[str, Any]] = {
 }
 
 
+WIDE: dict[str, Any] = {
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 768,
+    "initializer_range": 0.05,
+}
+"""Overrides that make a model large enough for every attention kernel."""
+
+
 def write_tiny_model(folder: Path, architecture: str, *, seed: int = 0, **overrides: Any) -> Path:
     """Write ``config.json``, safetensors, ``generation_config.json`` and a tokenizer.
 

@@ -461,6 +461,21 @@ def compose_linear_parts(linear: Linear) -> LinearParts:
     return linear_parts
 
 
+def add_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    rms_norm: RmsNorm,
+    add_rms_norm: AddRmsNorm,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of ``x + residual`` and the sum; see ``AddNormLinear`` for what they are."""
+    if residual is not None:
+        return add_rms_norm(x, residual, weight, eps)
+    total = x if x.dim() == 2 else x.sum(0, dtype=torch.float32).to(weight.dtype)
+    return rms_norm(total, weight, eps), total
+
+
 def compose_add_norm_linear(
     rms_norm: RmsNorm, add_rms_norm: AddRmsNorm, linear: Linear
 ) -> AddNormLinear:
@@ -474,11 +489,7 @@ def compose_add_norm_linear(
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if residual is None:
-            total = x if x.dim() == 2 else x.sum(0, dtype=torch.float32).to(weight.dtype)
-            normed = rms_norm(total, norm_weight, eps)
-        else:
-            normed, total = add_rms_norm(x, residual, norm_weight, eps)
+        normed, total = add_norm(x, residual, norm_weight, eps, rms_norm, add_rms_norm)
         return linear(normed, weight, bias), total
 
     return add_norm_linear

@@ -7,6 +7,7 @@ norms and activations in kernels of their own.
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from minisgl.kernel.ops import add_norm
 from minisgl.kernel.triton.activations import gelu_and_mul, silu_and_mul
 from minisgl.kernel.triton.norms import add_rms_norm, rms_norm
 from minisgl.kernel.triton.one_row import one_row_add_norm_linear, one_row_linear
@@ -49,7 +50,7 @@ def add_norm_linear(
     whole = _whole(x, residual)
     if whole is not None and _is_one_row(whole, weight, _MOST_NORMED_INPUTS):
         return one_row_add_norm_linear(whole, residual, norm_weight, eps, weight, bias)
-    normed, total = _add_norm(x, residual, norm_weight, eps)
+    normed, total = add_norm(x, residual, norm_weight, eps, rms_norm, add_rms_norm)
     return linear(normed, weight, bias), total
 
 
@@ -67,21 +68,12 @@ def add_norm_gated(
     whole = _whole(x, residual)
     if whole is not None and _is_one_row(whole, weight, _MOST_NORMED_INPUTS):
         return one_row_add_norm_linear(whole, residual, norm_weight, eps, weight, bias, gelu)
-    normed, total = _add_norm(x, residual, norm_weight, eps)
+    normed, total = add_norm(x, residual, norm_weight, eps, rms_norm, add_rms_norm)
     tiling = _tiling(normed, weight, gated=True)
     if tiling is not None:
         return tile_linear(normed, weight, bias, tiling, gelu)[0], total
     activation = gelu_and_mul if gelu else silu_and_mul
     return activation(F.linear(normed, weight, bias)), total
-
-
-def _add_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if residual is not None:
-        return add_rms_norm(x, residual, weight, eps)
-    total = x if x.dim() == 2 else x.sum(0, dtype=torch.float32).to(weight.dtype)
-    return rms_norm(total, weight, eps), total
 
 
 def _whole(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor | None:

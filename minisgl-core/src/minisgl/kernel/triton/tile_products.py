@@ -32,7 +32,7 @@ import triton.language as tl
 from minisgl.kernel.triton.activations import activate
 from minisgl.kernel.triton.launch import OVERLAP, factors, multiply_add, wait_for_inputs
 
-_MOST_WEIGHTS = {16: 2**26, 64: 2**23, 128: 2**23}
+_MOST_WEIGHTS = ((16, 2**26), (64, 2**23), (128, 2**23))
 """By rows: the largest weight, in elements, for which this kernel is taken."""
 
 _MOST_ROWS_OF_PLAIN_PRODUCTS = 64
@@ -76,7 +76,7 @@ def choose_tiling(
     if outputs % tile_outputs or inputs % tile_inputs:
         return None
     size = outputs * inputs * (1 + gated)
-    most = next((size for upto, size in _MOST_WEIGHTS.items() if rows <= upto), 0)
+    most = next((size for upto, size in _MOST_WEIGHTS if rows <= upto), 0)
     if size > most or (rows > _MOST_ROWS_OF_PLAIN_PRODUCTS and not (parts or gated)):
         return None
     programs = -(-rows // tile_rows) * (outputs // tile_outputs)
