@@ -24,6 +24,7 @@ def build_scheduler(
     host: PluginHost | None = None,
     *,
     progress: bool = True,
+    max_queued_tokens: int | None = None,
 ) -> Scheduler:
     """Load the model and return a scheduler that is ready to serve.
 
@@ -32,6 +33,7 @@ def build_scheduler(
         transport: the scheduler's two ends of the wire.
         host: the loaded plugins; loaded here if not given.
         progress: show progress bars.
+        max_queued_tokens: most prompt tokens that wait; requests beyond them are refused.
 
     Raises:
         MinisglError: whatever is wrong, by the subclass and exit code that it belongs to.
@@ -57,6 +59,7 @@ def build_scheduler(
         seed=settings.engine.seed,
         observers=host,
         compiler=build_compiler(settings, host, grammar, info),
+        max_queued_tokens=max_queued_tokens,
     )
 
 

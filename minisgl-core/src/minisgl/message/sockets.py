@@ -44,6 +44,10 @@ class Addresses(msgspec.Struct, frozen=True):
         own = f"{self.tokenizer}-{index}" if index else self.tokenizer
         return msgspec.structs.replace(self, tokenizer=own)
 
+    def journal(self, process: str) -> Path:
+        """Return the file that a worker's last log lines go to."""
+        return Path(self.frontend.removeprefix("ipc://")).with_name(f"{process}.log")
+
     @property
     def tokenizer_work(self) -> Path:
         """The file in which the tokenizer counts what it has done."""
