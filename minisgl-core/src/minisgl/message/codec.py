@@ -1,12 +1,38 @@
 """msgpack, typed: a ``Codec`` encodes and decodes one union of message structs."""
 
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
 from minisgl.errors import MinisglError, RequestError
 
 MessageT = TypeVar("MessageT")
+
+MAX_UID: Final = 2**63 - 1
+Uid = Annotated[int, msgspec.Meta(ge=0, le=MAX_UID)]
+"""The server's own number of a request; arrays of them are int64."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_UID)]
+"""How many there are of something."""
+
+
+def check_arrays(name: str, data: bytes, item_bytes: int, length: int | None = None) -> int:
+    """Return how many items a field of packed numbers holds.
+
+    Args:
+        name: of the field.
+        data: its bytes.
+        item_bytes: of each number.
+        length: how many there must be, if that is known.
+
+    Raises:
+        ValueError: part of one is missing, or there are fewer or more.
+    """
+    if len(data) % item_bytes:
+        raise ValueError(f"{name} has {len(data)} bytes, which is no multiple of {item_bytes}")
+    found = len(data) // item_bytes
+    if length is not None and found != length:
+        raise ValueError(f"{name} has {found} numbers instead of {length}")
+    return found
 
 
 class DecodeError(MinisglError):
@@ -36,6 +62,6 @@ class Codec(Generic[MessageT]):
         """
         try:
             message: MessageT = self._decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RequestError) as error:
+        except (ValueError, RecursionError, RequestError) as error:
             raise DecodeError(f"{len(data)} bytes are no valid message: {error}") from error
         return message

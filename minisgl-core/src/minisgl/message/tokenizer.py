@@ -3,8 +3,10 @@
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from minisgl.message.backend import Shutdown
+from minisgl.message.codec import Count, Uid, check_arrays
 from minisgl.request import SamplingParams
 
 
@@ -22,7 +24,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
         return_prompt_tail: the first ``TextReply`` carries the prompt's end (``prompt_tail``).
     """
 
-    uid: int
+    uid: Uid
     prompt: str | list[Any]
     params: SamplingParams
     priority: int = 0
@@ -41,7 +43,7 @@ class TokenizeOnly(msgspec.Struct, frozen=True, tag="tokenize_only"):
     The fields are those of ``TokenizeRequest``.
     """
 
-    uid: int
+    uid: Uid
     prompt: str | list[Any]
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = {}
@@ -53,7 +55,7 @@ class TokenizeOnly(msgspec.Struct, frozen=True, tag="tokenize_only"):
 class DetokenizeOnly(msgspec.Struct, frozen=True, tag="detokenize_only"):
     """Turn token ids into text and return it to the API server (``TokensReply``)."""
 
-    uid: int
+    uid: Uid
     token_ids: list[int]
     skip_special_tokens: bool = False
 
@@ -61,14 +63,17 @@ class DetokenizeOnly(msgspec.Struct, frozen=True, tag="detokenize_only"):
 class StreamStart(msgspec.Struct, frozen=True):
     """What the detokenizer needs to know about a request, before its first token."""
 
-    uid: int
-    num_prompt_tokens: int
+    uid: Uid
+    num_prompt_tokens: Count
     params: SamplingParams
-    num_cached_tokens: int = 0
+    num_cached_tokens: Count = 0
     prompt_token_ids: bytes = b""
     """Little-endian int32, where the request wants its prompt back."""
     prompt_tail: str = ""
     """Of a chat prompt, behind the last text that the client wrote, if the request wants it."""
+
+    def __post_init__(self) -> None:
+        check_arrays("prompt_token_ids", self.prompt_token_ids, 4)
 
 
 class LogprobBatch(msgspec.Struct, frozen=True):
@@ -89,6 +94,16 @@ class LogprobBatch(msgspec.Struct, frozen=True):
     top_ids: bytes
     top_values: bytes
 
+    def __post_init__(self) -> None:
+        length = check_arrays("places", self.places, 4)
+        for name in ("num_top", "chosen", "ranks"):
+            check_arrays(name, getattr(self, name), 4, length)
+        num_top = np.frombuffer(self.num_top, "<i4")
+        if length and num_top.min() < 0:
+            raise ValueError("num_top has a negative number")
+        for name in ("top_ids", "top_values"):
+            check_arrays(name, getattr(self, name), 4, int(num_top.sum(dtype=np.int64)))
+
 
 class PromptLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities of a prompt's tokens but the first, complete before its first new token.
@@ -96,7 +111,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
     ``logprobs.places`` counts from the prompt's second token.
     """
 
-    uid: int
+    uid: Uid
     logprobs: LogprobBatch
 
 
@@ -127,12 +142,20 @@ class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):
     started: list[StreamStart]
     uids: bytes
     token_ids: bytes
-    finished_uids: list[int]
+    finished_uids: list[Uid]
     finish_reasons: list[str]
-    num_cached_tokens: list[int]
+    num_cached_tokens: list[Count]
     failures: list[Failure | None]
     logprobs: LogprobBatch | None = None
     prompt_logprobs: list[PromptLogprobs] = []
+
+    def __post_init__(self) -> None:
+        num_tokens = check_arrays("uids", self.uids, 8)
+        check_arrays("token_ids", self.token_ids, 4, num_tokens)
+        num_finished = len(self.finished_uids)
+        for name in ("finish_reasons", "num_cached_tokens", "failures"):
+            if len(getattr(self, name)) != num_finished:
+                raise ValueError(f"{name} does not have {num_finished} entries")
 
 
 TokenizerMessage = TokenizeRequest | TokenizeOnly | DetokenizeOnly | Shutdown

@@ -1,6 +1,6 @@
 """The HTTP application: its routes and what surrounds them. Knows the engine only as a client."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ def create_app(
     strict_requests: bool = False,
     max_body_bytes: int = MAX_BODY_BYTES,
     cors_allow_origins: Sequence[str] = (),
+    num_dropped: Callable[[], Mapping[str, int]] = dict,
 ) -> FastAPI:
     """Return the application; every error it answers has its protocol's form.
 
@@ -46,6 +47,7 @@ def create_app(
         strict_requests: unknown request fields are refused, instead of warned about.
         max_body_bytes: of one request.
         cors_allow_origins: web sites whose pages may read answers.
+        num_dropped: returns, by process, how many messages between processes were none.
     """
     app = FastAPI(title="minisgl", version=version("minisgl-core"))
     install_error_handlers(app)
@@ -60,7 +62,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[REQUEST_ID_HEADER, "Retry-After"],
         )
-    metrics = EngineMetrics(model.name, lambda: client.heartbeat.last)
+    metrics = EngineMetrics(model.name, lambda: client.heartbeat.last, num_dropped)
     client.observer = metrics
     app.add_middleware(RequestMiddleware, metrics=HttpMetrics(metrics.registry))
     _add_metrics_route(app, metrics)

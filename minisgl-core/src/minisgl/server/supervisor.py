@@ -188,7 +188,7 @@ class _Server:
             for task in background:
                 task.add_done_callback(self._on_background_end)
             try:
-                http = self._http_server()
+                http = self._http_server(pool)
                 infos = await self._start(pool)
                 if infos is None:
                     return 0
@@ -357,7 +357,7 @@ class _Server:
             raise WorkerDiedError(self._death)
         return await self._stop_workers(pool)
 
-    def _http_server(self) -> uvicorn.Server:
+    def _http_server(self, pool: WorkerPool) -> uvicorn.Server:
         """Return the server around the routes, plugins' own included; it does not listen yet.
 
         Raises:
@@ -371,6 +371,7 @@ class _Server:
             strict_requests=server.strict_requests,
             max_body_bytes=server.max_body_bytes,
             cors_allow_origins=server.cors_allow_origins,
+            num_dropped=pool.num_dropped,
         )
         self._host.mount_routes(self._settings.plugins.routes, app, self._client)
         return build_http_server(app, server)

@@ -14,8 +14,8 @@ from typing import Any
 
 from minisgl.errors import WorkerDiedError
 from minisgl.message import Codec, DecodeError
-from minisgl.message.sockets import Addresses
-from minisgl.message.status import Failed, Ready, Starting, Status
+from minisgl.message.sockets import Addresses, Dropped
+from minisgl.message.status import Alive, Failed, Ready, Starting, Status
 from minisgl.processes import describe_end, signals_blocked
 from minisgl.server.journal import ask_for_stacks, last_lines
 from minisgl.server.worker_process import WorkerJob, WorkerTarget, run_worker
@@ -79,6 +79,7 @@ class Worker:
     stage: str = "starting"
     failure: Failed | None = None
     looks: int = 0
+    num_dropped: int = 0
 
     def describe_end(self) -> str:
         """Return how the process ended, for people."""
@@ -165,6 +166,11 @@ class WorkerPool:
                 if self._is_silent(worker):
                     return
 
+    def num_dropped(self) -> dict[str, int]:
+        """Return by process how many messages were none, this process's own included."""
+        found = {name: worker.num_dropped for name, worker in self.workers.items()}
+        return {"api": Dropped.count, **found}
+
     def report_hang(self, name: str, what: str) -> None:
         """Report a worker that shows signs of life and gets nothing done.
 
@@ -244,6 +250,8 @@ class WorkerPool:
                 worker.stage = "serving"
                 if not worker.ready.done():
                     worker.ready.set_result(info)
+            case Alive(num_dropped=num_dropped):
+                worker.num_dropped = num_dropped
             case Failed():
                 worker.failure = status
 
