@@ -4,6 +4,7 @@ from minisgl.bootstrap.engine import build_engine, resolve_device, survey
 from minisgl.bootstrap.grammars import build_compiler
 from minisgl.bootstrap.memory import step_tokens
 from minisgl.bootstrap.ranks import build_parallel_engine
+from minisgl.plugins.failure import creating
 from minisgl.plugins.grammar_selection import select_grammar
 from minisgl.plugins.host import PluginHost, load_plugins
 from minisgl.plugins.selection import select_prefix_cache
@@ -47,9 +48,11 @@ def build_scheduler(
     else:
         engine = build_parallel_engine(settings, host, progress=progress)
     info, scheduler = engine.info, settings.scheduler
+    with creating("cache.prefix", chosen_cache.choice):
+        prefix_cache = chosen_cache.record.create(info.page_size, chosen_cache.settings)
     return Scheduler(
         engine,
-        chosen_cache.record.create(info.page_size, chosen_cache.settings),
+        prefix_cache,
         transport,
         max_step_tokens=step_tokens(settings, resolve_device(settings.engine.device)),
         policy=scheduler.policy,
