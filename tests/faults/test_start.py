@@ -71,7 +71,7 @@ def test_a_model_that_cannot_be_loaded(
         assert str(folder) in line
         assert all(word in line for word in words), line
         assert "Traceback" not in server.stderr
-        assert not server.left_over()
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 10)
         assert can_bind(server.port)
 
 
@@ -83,7 +83,7 @@ def test_a_pool_that_does_not_fit_is_exit_code_5_and_names_the_setting(tmp_path:
         assert server.wait(PATIENCE) == 5
         [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
         assert "cache.num_pages" in line
-        assert not server.left_over()
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 10)
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer", "tokenizer"])
