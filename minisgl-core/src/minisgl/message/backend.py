@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.message.codec import Count, Uid, check_arrays
+from minisgl.message.codec import Count, Uid, check_array
 from minisgl.request import SamplingParams
 
 
@@ -28,7 +28,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate"):
     prompt_tail: str = ""
 
     def __post_init__(self) -> None:
-        check_arrays("token_ids", self.token_ids, 4)
+        check_array("token_ids", self.token_ids, 4)
 
     @property
     def prompt(self) -> npt.NDArray[np.int32]:

@@ -15,24 +15,19 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_UID)]
 """How many there are of something."""
 
 
-def check_arrays(name: str, data: bytes, item_bytes: int, length: int | None = None) -> int:
-    """Return how many items a field of packed numbers holds.
+def check_array(name: str, data: bytes, item_bytes: int) -> None:
+    """Refuse a field of packed numbers in which part of one is missing.
 
     Args:
         name: of the field.
         data: its bytes.
         item_bytes: of each number.
-        length: how many there must be, if that is known.
 
     Raises:
-        ValueError: part of one is missing, or there are fewer or more.
+        ValueError: it is.
     """
     if len(data) % item_bytes:
         raise ValueError(f"{name} has {len(data)} bytes, which is no multiple of {item_bytes}")
-    found = len(data) // item_bytes
-    if length is not None and found != length:
-        raise ValueError(f"{name} has {found} numbers instead of {length}")
-    return found
 
 
 class DecodeError(MinisglError):

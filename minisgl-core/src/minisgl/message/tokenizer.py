@@ -3,10 +3,9 @@
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from minisgl.message.backend import Shutdown
-from minisgl.message.codec import Count, Uid, check_arrays
+from minisgl.message.codec import Count, Uid
 from minisgl.request import SamplingParams
 
 
@@ -72,9 +71,6 @@ class StreamStart(msgspec.Struct, frozen=True):
     prompt_tail: str = ""
     """Of a chat prompt, behind the last text that the client wrote, if the request wants it."""
 
-    def __post_init__(self) -> None:
-        check_arrays("prompt_token_ids", self.prompt_token_ids, 4)
-
 
 class LogprobBatch(msgspec.Struct, frozen=True):
     """Log-probabilities of some tokens of a step, as flat little-endian arrays.
@@ -93,16 +89,6 @@ class LogprobBatch(msgspec.Struct, frozen=True):
     ranks: bytes
     top_ids: bytes
     top_values: bytes
-
-    def __post_init__(self) -> None:
-        length = check_arrays("places", self.places, 4)
-        for name in ("num_top", "chosen", "ranks"):
-            check_arrays(name, getattr(self, name), 4, length)
-        num_top = np.frombuffer(self.num_top, "<i4")
-        if length and num_top.min() < 0:
-            raise ValueError("num_top has a negative number")
-        for name in ("top_ids", "top_values"):
-            check_arrays(name, getattr(self, name), 4, int(num_top.sum(dtype=np.int64)))
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True):
@@ -148,14 +134,6 @@ class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):
     failures: list[Failure | None]
     logprobs: LogprobBatch | None = None
     prompt_logprobs: list[PromptLogprobs] = []
-
-    def __post_init__(self) -> None:
-        num_tokens = check_arrays("uids", self.uids, 8)
-        check_arrays("token_ids", self.token_ids, 4, num_tokens)
-        num_finished = len(self.finished_uids)
-        for name in ("finish_reasons", "num_cached_tokens", "failures"):
-            if len(getattr(self, name)) != num_finished:
-                raise ValueError(f"{name} does not have {num_finished} entries")
 
 
 TokenizerMessage = TokenizeRequest | TokenizeOnly | DetokenizeOnly | Shutdown
