@@ -345,9 +345,10 @@ def _warm_up(
     sizes = {1} if context.device.type == "cpu" else {1, 16, 64, 128, 256, most}
     for num_tokens in sorted({min(size, most) for size in sizes}):
         engine.warm_up(num_tokens)
-    # Their logits are float32, for which a GPU has other kernels: plain ones, and filtered ones.
+    # Filters have kernels of their own; so have the logits of rows with controls, in float32.
     for num_tokens in sorted({min(size, most) for size in sizes & {1, 16}}):
-        engine.warm_up(num_tokens, controlled=True)
+        for filtered, controlled in ((True, False), (False, True), (True, True)):
+            engine.warm_up(num_tokens, filtered=filtered, controlled=controlled)
     runner = make_runner(settings, model, context, engine)
     if runner is None:
         return
