@@ -25,6 +25,7 @@ class Client:
     tokens: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
     num_cached: int = 0
     started: bool = False
 
@@ -162,3 +163,4 @@ class Harness:
                 client.reasons.append(reason)
                 client.num_cached = cached
                 client.failures.append(failure.message if failure else "")
+                client.statuses.append(failure.status if failure else 0)
