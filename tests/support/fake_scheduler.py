@@ -7,6 +7,7 @@ gets a line for each event), ``fail`` (how to fail at start: ``load``, ``crash``
 first step with a request takes, in Python if ``computing``, else asleep).
 """
 
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ def fake_scheduler_main(settings: Settings, addresses: Addresses, status: Status
     if options.get("fail") == "exit":
         os._exit(9)
     transport = ZmqTransport(addresses)
+    logging.getLogger(__name__).info("the fake scheduler serves")
     status.ready({"max_seq_len": MAX_SEQ_LEN})
     EchoScheduler(transport, options).run()
     transport.close()
