@@ -149,6 +149,20 @@ def test_every_invariant_has_a_test_that_exists():
             assert defined, f"invariant {number}: {file} has no {name}"
 
 
+def test_every_promise_has_a_test_that_exists():
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    rows = [
+        row for row in re.findall(r"^\| .+ \|$", text, re.MULTILINE) if row != "| promise | test |"
+    ]
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", row)
+        assert named, f"no test: {row}"
+        for file, name in named:
+            source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+            assert f"def {name}(" in source, f"{file} has no {name}"
+
+
 def test_no_document_names_a_value_that_only_a_run_could_tell():
     """Speeds come from a command, never from a document."""
     number = re.compile(r"\d[\d.,]*\s*(tok/s|tokens per second|tokens/s|x faster|times faster)")

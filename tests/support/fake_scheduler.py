@@ -8,6 +8,7 @@ first step with a request takes, in Python if ``computing``, else asleep), ``gat
 it exists no answer gets more than its first token).
 """
 
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ def fake_scheduler_main(settings: Settings, addresses: Addresses, status: Status
     if options.get("fail") == "exit":
         os._exit(9)
     transport = ZmqTransport(addresses)
+    logging.getLogger(__name__).info("the fake scheduler serves")
     status.ready({"max_seq_len": MAX_SEQ_LEN})
     EchoScheduler(transport, options).run()
     transport.close()

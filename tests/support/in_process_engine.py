@@ -22,7 +22,7 @@ from minisgl.message import (
 from minisgl.plugins.parsers import AnswerParsers
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.server.app import create_app
-from minisgl.server.client import EngineClient
+from minisgl.server.client import ClientLimits, EngineClient
 from minisgl.server.served_model import ServedModel
 from minisgl.tokenizer.answers import answer
 from minisgl.tokenizer.detokenizer import Detokenizer
@@ -116,17 +116,18 @@ async def served(
     pings: bool = True,
     chat_template: str | None = None,
     parsers: AnswerParsers | None = None,
+    limits: ClientLimits | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Yield a running application; checks at the end that no request was forgotten."""
     engine = InProcessEngine(chat_template=chat_template)
-    client = EngineClient(tokenizer=engine, scheduler=engine, replies=engine)
+    client = EngineClient(tokenizer=engine, scheduler=engine, replies=engine, limits=limits)
     model = ServedModel(MODEL, MAX_SEQ_LEN, max_chars_per_token(byte_level()))
     model.parsers = parsers or AnswerParsers()
     app = create_app(client, model, **options)
     tasks = [asyncio.create_task(client.listen())]
     if pings:
-        tasks.append(asyncio.create_task(client.ping()))
+        tasks.append(asyncio.create_task(client.heartbeat.ping()))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
         yield Served(engine, client, app, http)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -382,6 +383,16 @@ class Checks:
                 if not mask[token // 32] >> (token % 32) & 1:
                     expected[place, token] = float("-inf")
         assert torch.equal(got, expected)
+
+    def refuses_masks(self) -> None:
+        """Masks with too few words, or not one a row, are errors on the host."""
+        logits = self.randn(1, 3, 65, dtype=torch.float32)
+        places = torch.tensor([2, 0], device=self.device)
+        masks = torch.zeros(2, 3, dtype=torch.int32, device=self.device)
+        with pytest.raises(ValueError, match=r"2 words hold 64 tokens, .* 65: .* have 3 words"):
+            self.ops.mask_tokens(logits, places, masks[:, :2], places)
+        with pytest.raises(ValueError, match="2 rows are to be masked, with 1 masks named"):
+            self.ops.mask_tokens(logits, places, masks, places[:1])
 
     def sampling(
         self,

@@ -63,6 +63,7 @@ class Harness:
         order: OrderName = "fcfs",
         observed: bool = True,
         compiler: GrammarCompiler | None = None,
+        max_queued_tokens: int | None = None,
         **engine_options: object,
     ) -> None:
         self.engine = FakeEngine(
@@ -87,6 +88,7 @@ class Harness:
             order=order,
             observers=self.recorder,
             compiler=compiler or InlineCompiler(),
+            max_queued_tokens=max_queued_tokens,
         )
         self.clients: dict[int, Client] = {}
 
@@ -126,6 +128,7 @@ class Harness:
             raise AssertionError(f"work is left after {limit} steps")
         assert self.scheduler.num_running == 0
         assert self.scheduler.num_waiting == 0
+        assert self.scheduler.num_queued_tokens == 0
         held = self.scheduler.cache.prefix_cache.num_pages
         assert self.scheduler.cache.num_free + held == self.engine.info.num_pages
         assert self.scheduler.cache.prefix_cache.num_evictable_pages == held, "a page stays locked"

@@ -68,6 +68,7 @@ class ServerProcess:
         self.temporary = Path(tempfile.mkdtemp(prefix="fake"))
         self._num_tokenizers = options.get("server", {}).get("num_tokenizers", 1)
         options["fake"] = {"log": str(self.log), **options.get("fake", {})}
+        environment = options.pop("environment", {})
         self._out = (workspace / "out").open("w+")
         self._err = (workspace / "err").open("w+")
         self.process = subprocess.Popen(
@@ -76,7 +77,12 @@ class ServerProcess:
             stdout=self._out,
             stderr=self._err,
             start_new_session=True,
-            env={**os.environ, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "TMPDIR": str(self.temporary),
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
         )
 
     @property
@@ -92,12 +98,12 @@ class ServerProcess:
         """What the fake scheduler saw."""
         return self.log.read_text().splitlines() if self.log.exists() else []
 
-    def wait_ready(self) -> "ServerProcess":
+    def wait_ready(self, seconds: float = 60) -> "ServerProcess":
         def ready() -> bool:
             assert self.process.poll() is None, self.stderr
             return get(f"{self.url}/health").status_code == 200
 
-        wait_for(ready, "the server")
+        wait_for(ready, "the server", seconds)
         return self
 
     def children(self) -> dict[str, int]:

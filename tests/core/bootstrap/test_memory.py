@@ -165,7 +165,7 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allocated = 3 * GIB
         self.peak = 0
-        self.warmed_up: list[int] = []
+        self.warmed_up: list[tuple[int, bool]] = []
         self.forgotten = False
         functions = {
             "reset_peak_memory_stats": lambda _: setattr(self, "peak", self.allocated),
@@ -184,9 +184,9 @@ class Card:
         assert device == CUDA
         return DeviceMemory(total=10 * GIB, free=10 * GIB - self.allocated)
 
-    def warm_up(self, num_tokens: int, *, controlled: bool = False) -> None:
-        if not controlled:
-            self.warmed_up.append(num_tokens)
+    def warm_up(self, num_tokens: int, *, filtered: bool, controlled: bool) -> None:
+        assert filtered, "that takes most"
+        self.warmed_up.append((num_tokens, controlled))
         self.peak = self.allocated + 2 * GIB
 
     def on_stream(self) -> Any:
@@ -209,7 +209,7 @@ def test_the_largest_steps_are_measured_and_graphs_held_meanwhile(
         assert needs == Needs(
             activations=2 * GIB, graphs=GIB // 2, controls=control_bytes(20, 263, 1)
         )
-        assert card.warmed_up == [777]
+        assert card.warmed_up == [(777, False), (777, True)]
         assert context.kv_pool.num_pages == 2
         assert not card.forgotten, "the caller measures the device now"
     assert card.forgotten
@@ -264,8 +264,8 @@ def test_every_kernel_runs_before_the_first_request_with_or_without_graphs(
     """Catches: a request that waits for the compiler, as its step is the first of few tokens."""
     warmed_up: list[int] = []
 
-    def warm_up(num_tokens: int, *, controlled: bool = False) -> None:
-        if not controlled:
+    def warm_up(num_tokens: int, *, filtered: bool = False, controlled: bool = False) -> None:
+        if not filtered and not controlled:
             warmed_up.append(num_tokens)
 
     engine: Any = SimpleNamespace(info=info_of(20), state=None, warm_up=warm_up)

@@ -194,13 +194,13 @@ def test_config_show(capsys, monkeypatch, tmp_path):
     assert cli.main(arguments) == 0
     lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in _lines(capsys)}
     assert lines["cache.page_size"] == ["8", "command line"]
-    assert lines["server.api_key"] == ['"**********"', "environment"]
+    assert lines["server.api_key"] == ['["**********"]', "environment"]
     assert lines["server.port"] == ["1", f"file {tmp_path / 'a.toml'}"]
     assert lines["model.path"] == ["-", "default"]
     assert cli.main([*arguments, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["cache.page_size"] == {"value": 8, "source": "command line"}
-    assert shown["server.api_key"]["value"] == "**********"
+    assert shown["server.api_key"]["value"] == ["**********"]
     assert shown["plugins.disabled"] == {"value": [], "source": "default"}
 
 

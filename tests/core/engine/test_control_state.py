@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +131,15 @@ def test_a_row_keeps_nothing_of_its_last_owner() -> None:
     assert (tensors.bad_lasts[1] == -1).all()
     assert (tensors.allowed[1] == -1).all()
     assert torch.stack([x[1] for x in tensors[2:5]]).tolist() == [0, 0, 1]
+
+
+def test_bits_of_another_vocabulary_are_refused() -> None:
+    """Catches: a single word that is taken for each of the row's words."""
+    state = ControlState(ROWS, VOCAB, 1, torch.device("cpu"))
+    words = encode_controls([RowControls(row=1, allowed=ints(7))])
+    ((record, at),) = decode_controls(words)
+    with pytest.raises(ValueError, match=r"row 1 brings 1 words of allowed .* vocabulary has 2"):
+        state.set_row(record, torch.from_numpy(words), at)
 
 
 def test_the_memory_plan_knows_what_it_takes() -> None:

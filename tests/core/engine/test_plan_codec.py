@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minisgl.engine.plan import CHUNK, NO_MASKS, ROW_PARAMS, BatchPlan
 from minisgl.engine.plan_codec import PlanLayout, decode_plan, encode_plan, plan_words
-from minisgl.engine.staging import DEPTH, PlanStager
+from minisgl.engine.staging import DEPTH, PlanStager, usual_words
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -102,6 +102,29 @@ def test_a_plan_larger_than_the_buffer_gets_a_larger_one(num_tokens: int) -> Non
     assert equal(decode_plan(stager.stage(plan)), plan)
     small = BatchPlan(number=5)
     assert equal(decode_plan(stager.stage(small)), small)
+
+
+def test_usual_plans_find_buffers_that_are_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: page-locked memory that is allocated as the first grammars come.
+
+    A whole budget of prompt tokens in fresh pages, every row new, and a mask for each of them.
+    """
+    num_rows, vocab_size = 64, 151_936
+    stager = PlanStager(usual_words(num_rows, vocab_size))
+    monkeypatch.setattr(stager, "_allocate", lambda _: pytest.fail("it allocates"))
+    rows = np.arange(num_rows, dtype=np.int32)
+    for number in range(2 * DEPTH):
+        plan = BatchPlan(
+            number=number,
+            added=np.zeros(num_rows, dtype=ROW_PARAMS),
+            table_writes=np.zeros((8192, 3), dtype=np.int32),
+            decode_rows=rows,
+            chunks=np.zeros(num_rows, dtype=CHUNK),
+            token_ids=np.arange(8192, dtype=np.int32),
+            mask_rows=rows,
+            masks=np.full((num_rows, 4748), -1, dtype=np.int32),
+        )
+        assert equal(decode_plan(stager.stage(plan)), plan)
 
 
 def test_a_decode_step_to_which_nothing_happened_is_a_few_words() -> None:

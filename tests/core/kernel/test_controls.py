@@ -163,3 +163,34 @@ def test_logprobs_are_finite_ranked_and_sorted_with_equals_by_id(dtype: torch.dt
         assert (numbers >= MIN_LOGPROB).all()
     assert token_logprobs(logits, torch.tensor([9, 5, 1]), 0).top_ids.shape == (3, 0)
     assert token_logprobs(logits, torch.tensor([9, 5, 1]), 99).top_ids.shape == (3, VOCAB)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["looked up", "not looked up"])
+@pytest.mark.parametrize("vocab", [20, 263, 5000])
+@pytest.mark.parametrize("num_top", [1, 3, 20])
+def test_of_equal_tokens_those_with_the_lowest_ids_are_reported(
+    vocab: int, num_top: int, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: whichever of them a partial sort happens to leave among the first, as on a GPU."""
+    if not known:  # nothing can be looked up there without waiting
+        monkeypatch.setattr("minisgl.kernel.controls.is_true", lambda _: False)
+    random = torch.Generator().manual_seed(vocab + num_top)
+    few = torch.randint(0, 4, (20, vocab), generator=random).bfloat16()
+    coarse = torch.randn(20, vocab, generator=random).bfloat16()
+    barred = coarse.masked_fill(torch.rand(20, vocab, generator=random) < 0.99, -INF)
+    one = torch.zeros(1, vocab).index_fill_(1, torch.tensor([vocab - 1]), 5)
+    for logits in (few, coarse, barred, one, torch.full((1, vocab), math.nan)):
+        found = token_logprobs(logits, torch.zeros(len(logits), dtype=torch.int64), num_top)
+        order = logits.float().nan_to_num(nan=0).sort(dim=-1, descending=True, stable=True)
+        assert torch.equal(found.top_ids, order.indices[:, :num_top].int())
+
+
+def test_logits_of_more_tokens_than_there_is_state_for_are_refused() -> None:
+    """Catches: what lies behind it in memory is taken for counts and bits of the last tokens."""
+    state, rows = state_of([RowControls(row=0, presence=1)]).tensors, torch.tensor([0])
+    wide = torch.zeros(1, 65)
+    with pytest.raises(ValueError, match=r"count 37 tokens, but the logits have 65: .*vocab_size"):
+        OPS.penalize(wide, rows, state)
+    with pytest.raises(ValueError, match=r"2 words hold 64 tokens, .* 65: .* must have 3 words"):
+        OPS.mask_logits(wide, rows, state)
+    OPS.mask_logits(wide[:, :64], rows, state)

@@ -156,6 +156,18 @@ def test_mask_tokens(dtype, size):
     CHECKS.mask_tokens(dtype, *size)
 
 
+def test_masks_that_do_not_fit_are_refused():
+    """Catches: words behind the last mask that are read for it."""
+    CHECKS.refuses_masks()
+
+
+def test_penalties_of_more_tokens_than_are_counted_are_refused():
+    state = ControlState(1, 40, 1, torch.device(CHECKS.device)).tensors
+    logits = torch.zeros(1, 41, device=CHECKS.device)
+    with pytest.raises(ValueError, match="count 40 tokens, but the logits have 41"):
+        OPS.penalize(logits, torch.tensor([0], device=CHECKS.device), state)
+
+
 FILTERS = [(), ("top_k",), ("top_p",), ("min_p",), ("top_k", "top_p", "min_p")]
 
 

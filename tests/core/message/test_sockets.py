@@ -2,8 +2,12 @@
 
 import asyncio
 import logging
+import os
 import pickle
 import stat
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +54,31 @@ def addresses() -> Iterator[Addresses]:
 
 def directory_of(addresses: Addresses) -> Path:
     return Path(addresses.scheduler.removeprefix("ipc://")).parent
+
+
+def test_what_a_killed_process_left_behind_goes_with_the_next_start(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os, signal\n"
+        "from minisgl.message.sockets import private_addresses\n"
+        "with private_addresses() as addresses:\n"
+        "    print(addresses.scheduler, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    left = Path(done.stdout.strip().removeprefix("ipc://")).parent
+    assert left.is_dir()
+    assert left.parent == tmp_path
+    foreign = tmp_path / "minisgl-of-somebody-else"
+    foreign.mkdir()
+    with private_addresses() as other:
+        assert not left.exists()
+        with private_addresses():
+            assert directory_of(other).is_dir(), "one that is in use stays"
+    assert list(tmp_path.iterdir()) == [foreign]
 
 
 def test_messages_arrive_in_order_and_whole(context, addresses) -> None:

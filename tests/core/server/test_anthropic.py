@@ -243,7 +243,7 @@ def test_errors_are_those_that_the_client_knows() -> None:
             with pytest.raises(anthropic.InternalServerError, match="shutting down"):
                 await client.messages.create(**HELLO)
 
-    run(scenario, api_key="secret")
+    run(scenario, api_keys=("secret",))
 
 
 def test_an_error_in_the_middle_of_a_stream_is_an_error_event() -> None:

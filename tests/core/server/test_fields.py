@@ -177,7 +177,7 @@ def test_a_refusal_for_want_of_a_key_and_a_crash_have_an_id_too(monkeypatch) -> 
             await server.http.post(TEXT, json=PROMPT, headers=headers),
         ]
 
-    refused, crashed = run(scenario, api_key="secret")
+    refused, crashed = run(scenario, api_keys=("secret",))
     assert (refused.status_code, crashed.status_code) == (401, 500)
     assert refused.headers["x-request-id"] == crashed.headers["x-request-id"] == "mine"
 
@@ -189,4 +189,4 @@ def test_the_key_may_come_as_anthropics_clients_send_it() -> None:
             for key in ("secret", "wrong")
         ]
 
-    assert run(scenario, api_key="secret") == [200, 401]
+    assert run(scenario, api_keys=("secret",)) == [200, 401]

@@ -52,7 +52,7 @@ async def scrape(server: Served) -> dict[str, float]:
 async def after(server: Served, *bodies: dict[str, Any]) -> dict[str, float]:
     for body in bodies:
         await server.http.post(TEXT if "prompt" in body else CHAT, json=body)
-    while server.client.last_heartbeat is None:
+    while server.client.heartbeat.last is None:
         await asyncio.sleep(0.001)
     return await scrape(server)
 

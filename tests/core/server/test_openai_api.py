@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.server.respond import MAX_BODY_BYTES
+from minisgl.server.app import MAX_BODY_BYTES
 from support.examples import scaled
 from support.fake_scheduler import MAX_SEQ_LEN
 from support.http_asks import CHAT, HELLO, TEXT, error_of, events_of, post, run, text_of

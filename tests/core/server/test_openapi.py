@@ -257,7 +257,7 @@ def test_status_routes_answer_as_documented(route) -> None:
     async def scenario(server: Served) -> Any:
         import asyncio
 
-        while server.client.last_heartbeat is None:
+        while server.client.heartbeat.last is None:
             await asyncio.sleep(0.001)
         return (await server.http.get(route)).json()
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from minisgl.errors import RequestError
-from minisgl.server import client as client_module
+from minisgl.server import heartbeat as heartbeat_module
 from support.in_process_engine import MODEL, Served, served
 from support.patience import PATIENCE
 
@@ -25,11 +25,11 @@ def run(scenario: Callable[[Served], Awaitable[Any]], **options: Any) -> Any:
     return asyncio.run(main())
 
 
-def get(path: str, *, method: str = "GET", api_key: str | None = None, **headers: str) -> Any:
+def get(path: str, *, method: str = "GET", api_keys: tuple[str, ...] = (), **headers: str) -> Any:
     async def scenario(server: Served) -> httpx.Response:
         return await server.http.request(method, path, headers=headers)
 
-    return run(scenario, api_key=api_key)
+    return run(scenario, api_keys=api_keys)
 
 
 async def healthy(server: Served) -> httpx.Response:
@@ -57,7 +57,7 @@ def test_health_is_503_with_the_reason_without_a_heartbeat() -> None:
 def test_health_is_503_when_the_heartbeat_grows_old(monkeypatch) -> None:
     async def scenario(server: Served) -> httpx.Response:
         await healthy(server)
-        monkeypatch.setattr(client_module, "HEARTBEAT_TIMEOUT", -1.0)
+        monkeypatch.setattr(heartbeat_module, "HEARTBEAT_TIMEOUT", -1.0)
         return await server.http.get("/health")
 
     response = run(scenario)
@@ -110,14 +110,14 @@ def test_without_the_key_every_route_but_health_is_closed(header) -> None:
         assert (await healthy(server)).status_code == 200
         return statuses
 
-    assert run(scenario, api_key="secret") == [401] * 6
+    assert run(scenario, api_keys=("secret",)) == [401] * 6
 
 
 def test_the_key_opens_the_routes_and_the_refusal_has_openais_form() -> None:
-    refused = get("/v1/models", api_key="secret")
+    refused = get("/v1/models", api_keys=("secret",))
     assert refused.json()["error"]["code"] == "invalid_api_key"
     assert refused.headers["www-authenticate"] == "Bearer"
-    assert get("/v1/models", api_key="secret", Authorization="bearer secret").status_code == 200
+    assert get("/v1/models", api_keys=("secret",), Authorization="bearer secret").status_code == 200
 
 
 def test_a_draining_server_refuses_with_503_and_says_when_to_retry() -> None:

@@ -197,10 +197,13 @@ def test_an_unknown_dotted_name():
 
 
 def test_secrets_are_masked_everywhere():
-    resolved = resolve({"server.api_key": "hush"})
-    assert resolved.settings.server.api_key.get_secret_value() == "hush"
+    resolved = resolve({"server.api_key": "hush,whisper"})
+    keys = resolved.settings.server.api_key
+    assert [key.get_secret_value() for key in keys] == ["hush", "whisper"]
     assert "hush" not in repr(resolved)
-    assert ("server.api_key", "**********", "command line") in list(resolved.entries())
+    assert "whisper" not in repr(resolved)
+    masked = ("**********", "**********")
+    assert ("server.api_key", masked, "command line") in list(resolved.entries())
     assert "4711" not in message_of(settings_from_keywords, api_key=4711, environ={})
 
 
@@ -230,13 +233,21 @@ def test_every_flat_name_and_alias_is_a_keyword(flat):
         "scheduler.policy": "prefill-first",
         "scheduler.order": "longest-prefix",
         "log.level": "debug",
+        "server.request_timeout": "5.0",
+        "server.watchdog_timeout": "5.0",
+        "server.drain_timeout": "5.0",
     }
+    shown = {"server.ssl_keyfile_password": "**********", "server.cors_allow_origins": "('5',)"}
     value = values.get(flat.setting, "5")
     for name in (flat.name, *flat.aliases):
         settings = settings_from_keywords(environ={}, **{name.replace("-", "_"): value})
         section, field = flat.setting.split(".")
         found = getattr(getattr(settings, section), field)
-        expected = {"plugins.disabled": "('5',)", "server.api_key": "**********"}
+        expected = {
+            "plugins.disabled": "('5',)",
+            "server.api_key": "(SecretStr('**********'),)",
+            **shown,
+        }
         assert str(found) == expected.get(flat.setting, value)
 
 

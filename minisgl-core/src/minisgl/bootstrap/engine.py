@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
-from tqdm import tqdm
 
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
@@ -26,8 +25,10 @@ from minisgl.models.checkpoint import Checkpoint, open_checkpoint
 from minisgl.models.config import ModelConfig, ModelFacts
 from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import fill_dummy, load_weights
+from minisgl.models.progress import progress_bar
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.plugins.decisions import Decision, log_decisions
+from minisgl.plugins.failure import creating
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.lazy import load_object
 from minisgl.plugins.model_selection import FASTER_ELSEWHERE, ModelSelection, select_model
@@ -250,7 +251,8 @@ def _create_pool(site: Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
         device=site.device,
     )
     chosen = select_kv_pool(site.host, site.query, settings.cache.pool, settings.backend_options)
-    return chosen.record.create(spec, chosen.settings), chosen.table
+    with creating("cache.pool", chosen.choice):
+        return chosen.record.create(spec, chosen.settings), chosen.table
 
 
 def _create_attention(
@@ -270,10 +272,13 @@ def _create_attention(
         ops=ops,
         jit=jit,
     )
-    prefill = chosen.prefill.create(context, chosen.prefill_settings)
+    names = chosen.choice.split(",")
+    with creating("attention", names[0]):
+        prefill = chosen.prefill.create(context, chosen.prefill_settings)
     if chosen.decode is chosen.prefill:
         return prefill
-    return HybridBackend(prefill, chosen.decode.create(context, chosen.decode_settings))
+    with creating("attention", names[1]):
+        return HybridBackend(prefill, chosen.decode.create(context, chosen.decode_settings))
 
 
 def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
@@ -295,7 +300,8 @@ def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[De
         max_num_tokens=step_tokens(settings, site.device) + settings.scheduler.max_running_requests,
         jit=jit,
     )
-    return chosen.record.create(context, chosen.settings), chosen.table
+    with creating("moe", chosen.choice):
+        return chosen.record.create(context, chosen.settings), chosen.table
 
 
 def _op_rows(site: Site) -> list[Decision]:
@@ -339,14 +345,15 @@ def _warm_up(
     sizes = {1} if context.device.type == "cpu" else {1, 16, 64, 128, 256, most}
     for num_tokens in sorted({min(size, most) for size in sizes}):
         engine.warm_up(num_tokens)
-    # Their logits are float32, for which a GPU has other kernels: plain ones, and filtered ones.
+    # Filters have kernels of their own; so have the logits of rows with controls, in float32.
     for num_tokens in sorted({min(size, most) for size in sizes & {1, 16}}):
-        engine.warm_up(num_tokens, controlled=True)
+        for filtered, controlled in ((True, False), (False, True), (True, True)):
+            engine.warm_up(num_tokens, filtered=filtered, controlled=controlled)
     runner = make_runner(settings, model, context, engine)
     if runner is None:
         return
     engine.record_graphs(
-        runner, lambda sizes: tqdm(sizes, "Recording CUDA graphs", disable=not progress)
+        runner, lambda sizes: progress_bar(sizes, "Recording CUDA graphs", show=progress)
     )
 
 

@@ -117,8 +117,8 @@ def rehearsed(
         engine = Engine(model, context.attention, info, context.device, context.ops)
         torch.cuda.reset_peak_memory_stats(context.device)
         before = torch.cuda.memory_allocated(context.device)
-        engine.warm_up(num_tokens)
-        engine.warm_up(num_tokens, controlled=True)
+        for controlled in (False, True):
+            engine.warm_up(num_tokens, filtered=True, controlled=controlled)
         activations = torch.cuda.max_memory_allocated(context.device) - before
         torch.cuda.empty_cache()
         free = measure(context.device).free

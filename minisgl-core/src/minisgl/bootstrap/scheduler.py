@@ -4,6 +4,7 @@ from minisgl.bootstrap.engine import build_engine, resolve_device, survey
 from minisgl.bootstrap.grammars import build_compiler
 from minisgl.bootstrap.memory import step_tokens
 from minisgl.bootstrap.ranks import build_parallel_engine
+from minisgl.plugins.failure import creating
 from minisgl.plugins.grammar_selection import select_grammar
 from minisgl.plugins.host import PluginHost, load_plugins
 from minisgl.plugins.selection import select_prefix_cache
@@ -24,6 +25,7 @@ def build_scheduler(
     host: PluginHost | None = None,
     *,
     progress: bool = True,
+    max_queued_tokens: int | None = None,
 ) -> Scheduler:
     """Load the model and return a scheduler that is ready to serve.
 
@@ -32,6 +34,7 @@ def build_scheduler(
         transport: the scheduler's two ends of the wire.
         host: the loaded plugins; loaded here if not given.
         progress: show progress bars.
+        max_queued_tokens: most prompt tokens that wait; requests beyond them are refused.
 
     Raises:
         MinisglError: whatever is wrong, by the subclass and exit code that it belongs to.
@@ -45,9 +48,11 @@ def build_scheduler(
     else:
         engine = build_parallel_engine(settings, host, progress=progress)
     info, scheduler = engine.info, settings.scheduler
+    with creating("cache.prefix", chosen_cache.choice):
+        prefix_cache = chosen_cache.record.create(info.page_size, chosen_cache.settings)
     return Scheduler(
         engine,
-        chosen_cache.record.create(info.page_size, chosen_cache.settings),
+        prefix_cache,
         transport,
         max_step_tokens=step_tokens(settings, resolve_device(settings.engine.device)),
         policy=scheduler.policy,
@@ -57,6 +62,7 @@ def build_scheduler(
         seed=settings.engine.seed,
         observers=host,
         compiler=build_compiler(settings, host, grammar, info),
+        max_queued_tokens=max_queued_tokens,
     )
 
 

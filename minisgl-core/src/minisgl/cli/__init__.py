@@ -3,6 +3,7 @@
 Every error of ours ends here as one line on standard error and its exit code.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except MinisglError as error:
         logger.debug("traceback", exc_info=error)
-        print(f"minisgl: error: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # a full disk must not change the exit code
+            print(f"minisgl: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

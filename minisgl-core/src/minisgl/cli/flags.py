@@ -75,7 +75,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         SettingsError: two spellings of one setting disagree.
     """
     assignments = Assignments()
-    repeated = {flat.setting for flat in FLAT_NAMES if flat.repeated}
+    repeated = {flat.setting: f"--{flat.name}" for flat in FLAT_NAMES if flat.repeated}
     pair: dict[str, str] = {}
     lists: dict[str, list[str]] = {}
     for spelling, setting, value in getattr(args, _DEST, None) or ():
@@ -83,7 +83,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             pair[setting] = value
         elif setting in repeated:
             lists.setdefault(setting, []).extend(value.split(","))
-            assignments.add("--disable-plugin", setting, lists[setting])
+            assignments.add(repeated[setting], setting, lists[setting])
         else:
             assignments.add(spelling, setting, value)
     if pair:

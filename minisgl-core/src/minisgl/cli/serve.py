@@ -1,9 +1,14 @@
 """``minisgl serve``."""
 
 import argparse
+import logging
+import os
+import sys
 
 from minisgl.cli.flags import add_settings_arguments
 from minisgl.settings import ResolvedSettings
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,4 +31,10 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
 
 
 def _announce(text: str) -> None:
-    print(text, flush=True)
+    """Print the address; that nobody can read it, because a disk is full, stops no server."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logger.warning("cannot write to standard output: %s", error.strerror)
+        # Or Python would try once more at its end, and change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

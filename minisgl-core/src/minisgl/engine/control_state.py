@@ -67,8 +67,17 @@ class ControlState:
             record: what it asks for.
             words: int32, on the device: the words that the record was read from.
             at: where its sections lie in them.
+
+        Raises:
+            ValueError: its bits of allowed tokens are not those of this vocabulary.
         """
         row, state = record.row, self.tensors
+        num_words = state.allowed.shape[1]
+        if len(record.allowed) not in (0, num_words):
+            raise ValueError(
+                f"row {row} brings {len(record.allowed)} words of allowed tokens, but the "
+                f"vocabulary has {num_words}"
+            )
         # Filled, not assigned: an assigned number travels to a GPU, and the host waits for it.
         state.presence[row].fill_(record.presence)
         state.frequency[row].fill_(record.frequency)

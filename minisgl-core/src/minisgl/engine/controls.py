@@ -178,7 +178,8 @@ def rehearsal_of(lengths: Sequence[int], vocab_size: int, max_scored: int) -> In
     Args:
         lengths: tokens of each row's prompt.
         vocab_size: of the model.
-        max_scored: prompt tokens with log-probabilities, all rows together.
+        max_scored: prompt tokens with log-probabilities, all rows together; rows get theirs in
+            turn, as long as whole prompts fit.
     """
     one, ban = np.zeros(1, dtype=np.int32), np.full(1, -np.inf, dtype=np.float32)
     records = []

@@ -23,7 +23,7 @@ from minisgl.engine.plan_codec import PlanLayout, decode_plan
 from minisgl.engine.reports import NO_REPORTS, StepReports
 from minisgl.engine.row_state import DeviceChunks, RowState
 from minisgl.engine.sampler import SamplingTensors, sample
-from minisgl.engine.staging import PlanStager, upload
+from minisgl.engine.staging import PlanStager, upload, usual_words
 from minisgl.kernel.ops import OpTable
 from minisgl.models.interface import BaseLLMModel
 
@@ -88,7 +88,9 @@ class Engine:
         )
         self._model = model
         self._attention = attention
-        self._stager = PlanStager(pin=device.type == "cuda")
+        usual = usual_words(info.max_running_requests, info.vocab_size)
+        on_gpu = device.type == "cuda"
+        self._stager = PlanStager(usual, pin=True) if on_gpu else PlanStager()
         self._mirror = HostMirror(info.max_running_requests)
         self._processing = LogitsProcessing(info, device, self.state.ops)
         # A stream of its own: the default one waits for all others and they for it.
@@ -136,44 +138,56 @@ class Engine:
     def close(self) -> None:
         """There is nothing to stop: the engine lives in this process."""
 
-    def warm_up(self, num_tokens: int = 1, *, controlled: bool = False) -> None:
-        """Prefill so many tokens in as many rows as can be: no request pays for first-time work.
+    def warm_up(
+        self, num_tokens: int = 1, *, filtered: bool = False, controlled: bool = False
+    ) -> None:
+        """Prefill tokens in as many rows as can be, then decode: no request pays for first times.
 
-        Greedy, sampled and filtered rows are among them where there are several, and one with a
-        mask. Their K and V go to the dummy page, as long as no plan has given the rows pages. To be
-        called before the first plan.
+        The rows are greedy and sampled in turns, and one has a mask. K and V go to the dummy page:
+        no plan has given the rows pages. To be called before the first plan; leaves no trace.
 
         Args:
             num_tokens: of all rows together.
-            controlled: the rows ask for all that can be asked for beyond sampling.
+            filtered: all rows are sampled, with filters.
+            controlled: the rows ask for all that can be asked for beyond sampling; the last one of
+                several for nothing.
         """
-        num_rows = min(self.info.max_running_requests, num_tokens)
+        info, num_rows = self.info, min(self.info.max_running_requests, num_tokens)
         added = np.zeros(num_rows, dtype=ROW_PARAMS)
         added["row"] = np.arange(num_rows)
-        added["temperature"] = np.minimum(added["row"] % 3, 1)
-        added["top_k"] = np.where(added["row"] % 3 == 2, 9, 0)
-        added["top_p"] = 1
-        lengths = np.full(num_rows, num_tokens // num_rows)
-        lengths[: num_tokens % num_rows] += 1
-        lengths = np.minimum(lengths, self.info.max_seq_len)
+        added["temperature"] = 1 if filtered else added["row"] % 2
+        added["top_k"] = 9 if filtered else 0
+        added["top_p"] = 0.9 if filtered else 1
+        most = max_scored_tokens(info.vocab_size, info.page_size)
+        lengths = _lengths(num_tokens, num_rows, info.max_seq_len, most if controlled else None)
         chunks = np.zeros(num_rows, dtype=CHUNK)
         chunks["row"], chunks["length"], chunks["sampled"] = added["row"], lengths, 1
-        tokens = np.zeros(int(lengths.sum()), dtype=np.int32)
         controls = NO_CONTROLS
         if controlled:
-            most = max_scored_tokens(self.info.vocab_size, self.info.page_size)
-            controls = rehearsal_of(lengths.tolist(), self.info.vocab_size, most)
+            controls = rehearsal_of(lengths[: max(1, num_rows - 1)], info.vocab_size, most)
         plan = BatchPlan(
             number=0,
             added=added,
             controls=controls,
             chunks=chunks,
-            token_ids=tokens,
+            token_ids=np.zeros(sum(lengths), dtype=np.int32),
             mask_rows=np.zeros(1, dtype=np.int32),
-            masks=np.full((1, -(-self.info.vocab_size // 32)), -1, dtype=np.int32),
+            masks=np.full((1, -(-info.vocab_size // 32)), -1, dtype=np.int32),
         )
         self.forward_batch(plan).tokens()
+        if max(lengths) < info.max_seq_len:
+            order = added["row"].copy()
+            plan = BatchPlan(number=1, decode_rows=order, num_decode_rows=num_rows)
+            self.forward_batch(plan).tokens()
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        """Make everything as if no plan had come."""
         self._next_plan = 0
+        self._mirror = HostMirror(self.info.max_running_requests)
+        self._processing.reset()
+        with torch.inference_mode(), self.on_stream():
+            self.state.reset()
 
     def record_graphs(
         self, runner: GraphRunner, progress: Callable[[Sequence[int]], Iterable[int]]
@@ -274,8 +288,7 @@ class Engine:
 
         ``first`` is the number of the step's tokens before the launch's.
         """
-        state, mirror, host_rows = self.state.rows, self._mirror, launch.rows[places]
-        lengths = state.lengths[rows]
+        host_rows, lengths = launch.rows[places], self.state.rows.lengths[rows]
         sampled = SampledRows(
             rows=rows,
             lengths=lengths,
@@ -283,7 +296,34 @@ class Engine:
             ends=launch.ends[places],
             places=first + places,
         )
-        logits = self._processing.apply(logits, sampled)
+        changed = self._processing.change(logits, sampled)
+        if changed is None:
+            tokens = self._draw(logits, rows, lengths, host_rows)
+        elif len(changed.places) == len(places):
+            tokens = self._draw(changed.logits, rows, lengths, host_rows)
+        else:
+            # The others draw from what the model has left, in its dtype: as without neighbours.
+            others = np.delete(np.arange(len(places)), changed.places)
+            at, tokens = self._upload(others), torch.empty_like(rows)
+            tokens[at] = self._draw(logits[at], rows[at], lengths[at], host_rows[others])
+            at = changed.on_device
+            of_changed = host_rows[changed.places]
+            tokens[at] = self._draw(changed.logits, rows[at], lengths[at], of_changed)
+        self._processing.accept(tokens, sampled)
+        return tokens
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        lengths: torch.Tensor,
+        host_rows: npt.NDArray[np.int64],
+    ) -> torch.Tensor:
+        """Return a token, int64, of each of ``rows``, which have ``lengths`` tokens.
+
+        ``logits`` ``[S, vocab]`` may be written to.
+        """
+        state, mirror = self.state.rows, self._mirror
         if mirror.has_masks:
             self._mask(logits, host_rows)
         params = SamplingTensors(
@@ -296,9 +336,7 @@ class Engine:
             all_greedy=not mirror.temperature[host_rows].any(),
             filtered=mirror.filtered[host_rows],
         )
-        tokens = sample(logits, params, self.state.ops)
-        self._processing.accept(tokens, sampled)
-        return tokens
+        return sample(logits, params, self.state.ops)
 
     def _special(self, launch: Launch) -> npt.NDArray[np.int64]:
         """Return the places of rows whose tokens need more than logits and noise, int64."""
@@ -329,3 +367,16 @@ class Engine:
             yield
         finally:
             torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+
+def _lengths(num_tokens: int, num_rows: int, longest: int, first: int | None) -> list[int]:
+    """Return how many of the tokens each row gets: equal shares, at most ``longest``.
+
+    With ``first`` the first row gets that many, as far as the others have one each.
+    """
+    if first is not None:
+        first = min(first, longest, num_tokens - num_rows + 1)
+        rest = _lengths(num_tokens - first, num_rows - 1, longest, None) if num_rows > 1 else []
+        return [first, *rest]
+    share, more = divmod(num_tokens, num_rows)
+    return [min(share + (row < more), longest) for row in range(num_rows)]

@@ -1,9 +1,10 @@
 """Between the model and the sampler: what makes some rows' tokens impossible, or less likely.
 
-One object an engine. ``receive`` takes a plan's records of rows with new owners; ``apply`` changes
-the logits of the rows that get a token before the draw, ``accept`` takes note of what was drawn
-and reports log-probabilities. On a GPU a recorded decode step draws from the model's own logits;
-the rows that ``concerns`` names are drawn again.
+One object an engine. ``receive`` takes a plan's records of rows with new owners; ``change`` returns
+other logits for the rows that ask for them before the draw, ``accept`` takes note of what was drawn
+and reports log-probabilities. All other rows are drawn from the model's own logits, as if no other
+row asked for anything: on a GPU by a recorded decode step, after which the rows that ``concerns``
+names are drawn again.
 
 Order: allowed tokens, biases and bans, banned sequences, penalties; then, in the sampler,
 temperature and filters. Log-probabilities are of the logits before all of these.
@@ -35,6 +36,10 @@ _REMEMBERS: Final = _SEQUENCES | _PENALTIES
 _PIECE: Final = 1 << 24
 """Logits that are worked on at once, so that intermediate results stay small: 64 MiB each."""
 
+_ROWS: Final = 16
+"""Pieces are of a multiple of so many rows, and so begin where accesses of 16 bytes may, as the
+first does: for memory that begins elsewhere a kernel would be compiled while a request waits."""
+
 
 @dataclass(slots=True, kw_only=True)
 class SampledRows:
@@ -59,6 +64,21 @@ class SampledRows:
     reported: RowArray | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedLogits:
+    """What the rows that ask for changes are drawn from.
+
+    Attributes:
+        places: int64 ``[C]``: which of the launch's sampled rows they are.
+        on_device: int64 ``[C]``: the same on the device.
+        logits: float32 ``[C, vocab]``.
+    """
+
+    places: RowArray
+    on_device: torch.Tensor
+    logits: torch.Tensor
+
+
 class LogitsProcessing:
     """The steps between logits and the draw, over the state of all rows.
 
@@ -73,7 +93,7 @@ class LogitsProcessing:
         self._state = ControlState(num_rows, info.vocab_size, len(info.eos_token_ids), device)
         self._ops = ops
         self._upload = partial(upload, device=device)
-        self._piece = max(1, _PIECE // info.vocab_size)
+        self._piece = max(_ROWS, _PIECE // info.vocab_size // _ROWS * _ROWS)
         self._flags = np.zeros(num_rows + 1, dtype=np.uint8)
         self._until = np.zeros(num_rows + 1, dtype=np.int64)
         # Number of biases, of sequences, their length, and alternatives to report.
@@ -118,6 +138,11 @@ class LogitsProcessing:
         self._steady -= rows
         self._decoding -= rows
 
+    def reset(self) -> None:
+        """Forget all rows, and what has been reported."""
+        self._forget(self._controlled.copy())
+        self._reports = None
+
     def concerns(self, rows: RowArray, ends: RowArray) -> npt.NDArray[np.bool_] | None:
         """Return which rows' logits change or are reported, bool ``[S]``; ``None``: no row's.
 
@@ -127,10 +152,15 @@ class LogitsProcessing:
         """
         return self._active(rows, ends) > 0 if self._controlled else None
 
-    def apply(self, logits: torch.Tensor, sampled: SampledRows) -> torch.Tensor:
-        """Return the logits to draw from, ``[S, vocab]``; may write into ``logits``."""
+    def change(self, logits: torch.Tensor, sampled: SampledRows) -> ChangedLogits | None:
+        """Return the logits of the rows that ask for changes; ``None``: no row does.
+
+        Args:
+            logits: ``[S, vocab]``; may be written to if they are float32 and all rows ask.
+            sampled: takes a copy of what is to be reported.
+        """
         if not self._controlled:
-            return logits
+            return None
         flags = self._active(sampled.host_rows, sampled.ends)
         changed = (flags & _CHANGES).nonzero()[0]
         reported = (flags & _LOGPROBS).nonzero()[0]
@@ -138,22 +168,13 @@ class LogitsProcessing:
             sampled.reported = reported
             sampled.logits = logits[self._upload(reported)]
         if not len(changed):
-            return logits
+            return None
+        places, rows, lengths = self._upload(changed), sampled.rows, sampled.lengths
+        if len(changed) < len(flags):
+            logits, rows, lengths = logits[places], rows[places], lengths[places]
         logits = logits.float()
-        if len(changed) == len(flags):
-            self._change(logits, sampled.rows, sampled.lengths, sampled.host_rows, flags)
-            return logits
-        places = self._upload(changed)
-        part = logits[places]
-        self._change(
-            part,
-            sampled.rows[places],
-            sampled.lengths[places],
-            sampled.host_rows[changed],
-            flags[changed],
-        )
-        logits[places] = part
-        return logits
+        self._change(logits, rows, lengths, sampled.host_rows[changed], flags[changed])
+        return ChangedLogits(changed, places, logits)
 
     def accept(self, tokens: torch.Tensor, sampled: SampledRows) -> None:
         """Take note of the tokens drawn, int64 ``[S]`` on the device."""

@@ -9,7 +9,7 @@ from minisgl.engine.plan_codec import CHUNK_WORDS, PlanLayout
 from minisgl.kernel.ops import OpTable
 from minisgl.kernel.rows import HEADER_WORDS, RowTensors
 
-_INBOX_WORDS: Final = 1 << 16
+INBOX_WORDS: Final = 1 << 16
 """Longest plan that travels through the inbox. Longer ones, with prompts that find long prefixes in
 the cache, come with a buffer of their own."""
 
@@ -50,7 +50,7 @@ class RowState:
         self.ops = ops or OpTable()
         self._sends = device.type != "cpu" if inbox is None else inbox
         self.inbox = torch.zeros(
-            _INBOX_WORDS if self._sends else 0, dtype=torch.int32, device=device
+            INBOX_WORDS if self._sends else 0, dtype=torch.int32, device=device
         )
         self.num_decode_rows = 0
         self.masks: torch.Tensor | None = None
@@ -95,6 +95,13 @@ class RowState:
         """Write the received plan's rows, pages and order."""
         self.ops.apply_plan(self._staged, self.rows)
 
+    def reset(self) -> None:
+        """Forget the rows of all plans so far: none decodes, and a graph finds an empty plan."""
+        self.inbox[:HEADER_WORDS].zero_()
+        self.rows.order.fill_(len(self.rows.order))
+        self.rows.lengths.zero_()
+        self.num_decode_rows, self.masks = 0, None
+
     @property
     def decode_rows(self) -> torch.Tensor:
         """The decode rows in their order, int64 ``[R]``."""
@@ -111,7 +118,7 @@ class RowState:
         return pages * self.page_size + positions % self.page_size
 
     def _send(self, words: torch.Tensor) -> torch.Tensor:
-        if len(words) <= _INBOX_WORDS:
+        if len(words) <= INBOX_WORDS:
             return self.inbox[: len(words)].copy_(words, non_blocking=True)
         self.inbox[:HEADER_WORDS].zero_()
         return words.to(self.device, non_blocking=True)

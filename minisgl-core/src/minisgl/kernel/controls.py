@@ -9,8 +9,14 @@ from typing import Final, NamedTuple
 
 import torch
 
+from minisgl.kernel.masks import check_words
+from minisgl.kernel.sampling import is_true, likeliest
+
 MIN_LOGPROB: Final = -9999.0
 """Reported for probabilities that are zero: JSON knows no infinity."""
+
+_SPARE: Final = 32
+"""Tokens looked at beyond those asked for: seldom are so many equal to the last of them."""
 
 
 class ControlTensors(NamedTuple):
@@ -62,6 +68,7 @@ class TokenLogprobs(NamedTuple):
 
 def mask_logits(logits: torch.Tensor, rows: torch.Tensor, state: ControlTensors) -> None:
     """Ban all tokens but the allowed ones; see ``MaskLogits``."""
+    check_words(logits, state.allowed)
     words = state.allowed[rows]
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = ((words.unsqueeze(-1) >> bits) & 1).bool().flatten(1)[:, : logits.shape[-1]]
@@ -100,6 +107,7 @@ def ban_sequences(
 
 def penalize(logits: torch.Tensor, rows: torch.Tensor, state: ControlTensors) -> None:
     """Lower the logits of tokens that are there already; see ``Penalize``."""
+    check_counts(logits, state)
     counts = state.counts[rows]
     repetition = state.repetition[rows].unsqueeze(-1)
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
@@ -107,6 +115,20 @@ def penalize(logits: torch.Tensor, rows: torch.Tensor, state: ControlTensors) ->
     in_output = counts >> 1
     logits.sub_(in_output * state.frequency[rows].unsqueeze(-1))
     logits.sub_((in_output > 0) * state.presence[rows].unsqueeze(-1))
+
+
+def check_counts(logits: torch.Tensor, state: ControlTensors) -> None:
+    """Refuse logits of more tokens than are counted: others' counts would be read for theirs.
+
+    Raises:
+        ValueError: there are such tokens.
+    """
+    counted, vocab_size = state.counts.shape[-1], logits.shape[-1]
+    if counted < vocab_size:
+        raise ValueError(
+            f"penalties count {counted} tokens, but the logits have {vocab_size}: a model must "
+            "return as many logits as its config's vocab_size says"
+        )
 
 
 def note_tokens(rows: torch.Tensor, tokens: torch.Tensor, state: ControlTensors) -> None:
@@ -127,11 +149,27 @@ def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> 
     probs = logits.float().log_softmax(dim=-1)
     chosen = probs.gather(-1, tokens.unsqueeze(-1))
     ranks = (probs > chosen).sum(dim=-1) + 1
-    values, ids = probs.topk(min(num_top, logits.shape[-1]), dim=-1)
-    ids, order = ids.sort(dim=-1)
-    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(-1, order)
+    values, ids = _first_likeliest(probs, min(num_top, logits.shape[-1]))
     return TokenLogprobs(_finite(chosen.squeeze(-1)), ranks.int(), ids.int(), _finite(values))
+
+
+def _first_likeliest(probs: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ``num`` largest of each row and their ids, falling, then by id.
+
+    Of those that equal the last one the lowest ids are among them.
+    """
+    vocab_size = probs.shape[-1]
+    values, ids = likeliest(probs, min(num + _SPARE, vocab_size))
+    last, (values, ids) = values[:, -1:], (values[:, :num], ids[:, :num])
+    border = values[:, num - 1 :]
+    if not num or num + _SPARE >= vocab_size or is_true((last < border).all()):
+        return values, ids
+    # Neither below nor above: what is no number counts as equal.
+    every = torch.arange(vocab_size, dtype=torch.int32, device=probs.device)
+    equal = every.masked_fill((probs < border) | (probs > border), vocab_size)
+    lowest = equal.topk(num, dim=-1, largest=False).values
+    place = torch.arange(num, device=probs.device) - (values > border).sum(dim=-1, keepdim=True)
+    return values, torch.where(place < 0, ids, lowest.gather(-1, place.clamp(min=0)))
 
 
 def _finite(logprobs: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ def sample_gumbel(
     """Return the next tokens, int64 ``[S]``; see ``SampleGumbel``."""
     greedy = logits.argmax(dim=-1)
     is_greedy = temperature == 0
-    if _is_true(is_greedy.all()):
+    if is_true(is_greedy.all()):
         return greedy
     noise = gumbel_noise(seed, positions, torch.arange(logits.shape[-1], device=logits.device))
     drawn = (_scaled(logits, temperature) + noise).argmax(dim=-1)
@@ -42,7 +42,7 @@ def sample_filtered(
     """
     params = (temperature, top_k, top_p, min_p, seed, positions)
     filters = ((top_k > 0) | (top_p < 1) | (min_p > 0)) & (temperature > 0)
-    if _is_true(filters.all()):
+    if is_true(filters.all()):
         return _draw_filtered(logits, *params)
     tokens = sample_gumbel(logits, temperature, seed, positions)
     if logits.is_cuda:
@@ -127,9 +127,9 @@ def _draw_filtered(
 ) -> torch.Tensor:
     scaled = _scaled(logits, temperature)
     log_total = scaled.logsumexp(dim=-1)
-    values, tokens = _likeliest(scaled, min(scaled.shape[-1], _CANDIDATES))
+    values, tokens = likeliest(scaled, min(scaled.shape[-1], _CANDIDATES))
     passes = filter_mask(values, top_k, top_p, min_p, log_total)
-    if not _is_true(_complete(values, passes, top_k).all()):
+    if not is_true(_complete(values, passes, top_k).all()):
         values, tokens = scaled.sort(dim=-1, descending=True, stable=True)
         passes = filter_mask(values, top_k, top_p, min_p, log_total)
     noise = gumbel_noise(seed, positions, tokens)
@@ -137,8 +137,11 @@ def _draw_filtered(
     return tokens.gather(-1, place.unsqueeze(-1)).squeeze(-1)
 
 
-def _likeliest(scaled: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ``num`` largest logits of each row and their ids, equal ones by id."""
+def likeliest(scaled: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ``num`` largest of each row and their ids, falling, equal ones by id.
+
+    Which of several that equal the last one are among them is anybody's guess.
+    """
     values, tokens = scaled.topk(num, dim=-1)
     tokens, order = tokens.sort(dim=-1)
     values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
@@ -179,6 +182,6 @@ def _row_keys(seed: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor
     return first, _mix(first * _GOLDEN + (high ^ place))
 
 
-def _is_true(value: torch.Tensor) -> bool:
+def is_true(value: torch.Tensor) -> bool:
     """Read a bool from the CPU; on a GPU that would wait for it, and the answer is no."""
     return not value.is_cuda and bool(value)

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.message.codec import Count, Uid, check_array
 from minisgl.request import SamplingParams
 
 
@@ -19,12 +20,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate"):
         prompt_tail: goes to the detokenizer as it is, see ``StreamStart``.
     """
 
-    uid: int
+    uid: Uid
     token_ids: bytes
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
     prompt_tail: str = ""
+
+    def __post_init__(self) -> None:
+        check_array("token_ids", self.token_ids, 4)
 
     @property
     def prompt(self) -> npt.NDArray[np.int32]:
@@ -35,14 +39,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate"):
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
     """End these requests; an id that is not known yet is remembered for a minute."""
 
-    uids: list[int]
+    uids: list[Uid]
 
 
 class StopFound(msgspec.Struct, frozen=True, tag="stop_found"):
     """The detokenizer found a stop string: the output ends after ``num_tokens`` tokens."""
 
-    uid: int
-    num_tokens: int
+    uid: Uid
+    num_tokens: Count
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):

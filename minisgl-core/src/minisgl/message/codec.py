@@ -1,12 +1,33 @@
 """msgpack, typed: a ``Codec`` encodes and decodes one union of message structs."""
 
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
 from minisgl.errors import MinisglError, RequestError
 
 MessageT = TypeVar("MessageT")
+
+MAX_UID: Final = 2**63 - 1
+Uid = Annotated[int, msgspec.Meta(ge=0, le=MAX_UID)]
+"""The server's own number of a request; arrays of them are int64."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_UID)]
+"""How many there are of something."""
+
+
+def check_array(name: str, data: bytes, item_bytes: int) -> None:
+    """Refuse a field of packed numbers in which part of one is missing.
+
+    Args:
+        name: of the field.
+        data: its bytes.
+        item_bytes: of each number.
+
+    Raises:
+        ValueError: it is.
+    """
+    if len(data) % item_bytes:
+        raise ValueError(f"{name} has {len(data)} bytes, which is no multiple of {item_bytes}")
 
 
 class DecodeError(MinisglError):
@@ -36,6 +57,6 @@ class Codec(Generic[MessageT]):
         """
         try:
             message: MessageT = self._decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RequestError) as error:
+        except (ValueError, RecursionError, RequestError) as error:
             raise DecodeError(f"{len(data)} bytes are no valid message: {error}") from error
         return message

@@ -5,13 +5,15 @@ sockets are ipc files in one private directory. Sending never blocks and never w
 queues are bounded by admission, not here. Bytes that do not decode are dropped and counted.
 """
 
+import contextlib
+import fcntl
 import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import IO, Any, Final, Generic, TypeVar
 
 import msgspec
 import zmq
@@ -27,6 +29,8 @@ MAX_IPC_PATH: Final = 90
 """Longest directory name: a Unix socket's whole path must fit into 107 bytes."""
 
 
+_PREFIX: Final = "minisgl-"
+_LOCK: Final = "lock"
 _EVENTS: Final = int(zmq.EVENTS)
 _READABLE: Final = int(zmq.POLLIN)
 
@@ -44,6 +48,10 @@ class Addresses(msgspec.Struct, frozen=True):
         own = f"{self.tokenizer}-{index}" if index else self.tokenizer
         return msgspec.structs.replace(self, tokenizer=own)
 
+    def journal(self, process: str) -> Path:
+        """Return the file that a worker's last log lines go to."""
+        return Path(self.frontend.removeprefix("ipc://")).with_name(f"{process}.log")
+
     @property
     def tokenizer_work(self) -> Path:
         """The file in which the tokenizer counts what it has done."""
@@ -52,17 +60,54 @@ class Addresses(msgspec.Struct, frozen=True):
 
 @contextmanager
 def private_addresses() -> Iterator[Addresses]:
-    """Yield fresh ipc addresses in a directory of mode 0700, which is removed at exit."""
-    directory = Path(tempfile.mkdtemp(prefix="minisgl-"))
-    if len(str(directory)) > MAX_IPC_PATH:
-        directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="minisgl-", dir="/tmp"))
-    try:
+    """Yield fresh ipc addresses in a directory of mode 0700, which is removed at exit.
+
+    What a killed process has left behind is removed here, too: this one holds a lock on its own
+    directory, which goes with it however it ends.
+    """
+    with contextlib.ExitStack() as stack:
+        directory = _locked_directory(stack)
+        _remove_abandoned(directory.parent)
         yield Addresses(
             **{name: f"ipc://{directory / name}.ipc" for name in Addresses.__struct_fields__}
         )
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _locked_directory(stack: contextlib.ExitStack) -> Path:
+    """Return a new directory with a lock that ``stack`` holds until it removes both."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        if len(str(directory)) > MAX_IPC_PATH:
+            directory.rmdir()
+            directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+        lock = stack.enter_context((directory / _LOCK).open("w"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        # Another process may have taken it for abandoned in the moment before it was locked.
+        if _lock(lock) and (directory / _LOCK).exists():
+            return directory
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove directories whose process is gone; others of that name stay."""
+    for path in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), path.open("r+") as lock:
+            if _lock(lock):
+                shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def _lock(file: IO[str]) -> bool:
+    """Take the lock of a file; return whether nobody else has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+class Dropped:
+    """Counts what this process has received that was no message."""
+
+    count = 0
 
 
 class _Receiver(Generic[MessageT]):
@@ -81,6 +126,7 @@ class _Receiver(Generic[MessageT]):
                 messages.append(self._codec.decode(data))
             except DecodeError as error:
                 self.num_dropped += 1
+                Dropped.count += 1
                 level = logging.WARNING if self.num_dropped == 1 else logging.DEBUG
                 logger.log(level, "%s dropped a message: %s", self._name, error)
         return messages

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from minisgl.message.codec import Codec
+from minisgl.message.sockets import Dropped
 
 
 class Starting(msgspec.Struct, frozen=True, tag="starting"):
@@ -25,7 +26,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """The process runs; it says so even while a long step keeps its main thread busy."""
+    """The process runs; it says so even while a long step keeps its main thread busy.
+
+    Attributes:
+        num_dropped: messages that it has received and that were none.
+    """
+
+    num_dropped: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -60,7 +67,7 @@ class StatusSender:
 
     def alive(self) -> bool:
         """Say that the process runs; return whether there is still a pipe to say it over."""
-        return self._send(Alive())
+        return self._send(Alive(Dropped.count))
 
     def close(self) -> None:
         """Close the pipe: the supervisor takes it for the end of the work."""

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from minisgl.message.backend import Shutdown
+from minisgl.message.codec import Count, Uid
 from minisgl.request import SamplingParams
 
 
@@ -22,7 +23,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
         return_prompt_tail: the first ``TextReply`` carries the prompt's end (``prompt_tail``).
     """
 
-    uid: int
+    uid: Uid
     prompt: str | list[Any]
     params: SamplingParams
     priority: int = 0
@@ -41,7 +42,7 @@ class TokenizeOnly(msgspec.Struct, frozen=True, tag="tokenize_only"):
     The fields are those of ``TokenizeRequest``.
     """
 
-    uid: int
+    uid: Uid
     prompt: str | list[Any]
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = {}
@@ -53,7 +54,7 @@ class TokenizeOnly(msgspec.Struct, frozen=True, tag="tokenize_only"):
 class DetokenizeOnly(msgspec.Struct, frozen=True, tag="detokenize_only"):
     """Turn token ids into text and return it to the API server (``TokensReply``)."""
 
-    uid: int
+    uid: Uid
     token_ids: list[int]
     skip_special_tokens: bool = False
 
@@ -61,10 +62,10 @@ class DetokenizeOnly(msgspec.Struct, frozen=True, tag="detokenize_only"):
 class StreamStart(msgspec.Struct, frozen=True):
     """What the detokenizer needs to know about a request, before its first token."""
 
-    uid: int
-    num_prompt_tokens: int
+    uid: Uid
+    num_prompt_tokens: Count
     params: SamplingParams
-    num_cached_tokens: int = 0
+    num_cached_tokens: Count = 0
     prompt_token_ids: bytes = b""
     """Little-endian int32, where the request wants its prompt back."""
     prompt_tail: str = ""
@@ -96,7 +97,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
     ``logprobs.places`` counts from the prompt's second token.
     """
 
-    uid: int
+    uid: Uid
     logprobs: LogprobBatch
 
 
@@ -127,9 +128,9 @@ class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):
     started: list[StreamStart]
     uids: bytes
     token_ids: bytes
-    finished_uids: list[int]
+    finished_uids: list[Uid]
     finish_reasons: list[str]
-    num_cached_tokens: list[int]
+    num_cached_tokens: list[Count]
     failures: list[Failure | None]
     logprobs: LogprobBatch | None = None
     prompt_logprobs: list[PromptLogprobs] = []

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from zlib import crc32
 
 import torch
-from tqdm import tqdm
 
 from minisgl.errors import ModelLoadError
 from minisgl.layers.base import Layer, Piece
 from minisgl.models.checkpoint import Checkpoint
+from minisgl.models.progress import progress_bar
 
 _MAX_LISTED = 8
 _IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -34,8 +34,8 @@ def load_weights(model: Layer, checkpoint: Checkpoint, *, progress: bool) -> Non
     places = _places(model)
     read = [name for name in names if name in places or not _ignored(model, name)]
     _check_names(places, read, checkpoint)
-    with tqdm(
-        total=checkpoint.num_tensors, desc="Loading weights", unit="tensor", disable=not progress
+    with progress_bar(
+        total=checkpoint.num_tensors, desc="Loading weights", unit="tensor", show=progress
     ) as bar:
         for name, tensor in checkpoint.tensors():
             for weight, piece in places.get(name, ()):

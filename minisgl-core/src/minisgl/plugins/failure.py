@@ -1,7 +1,11 @@
 """What is remembered of a plugin that could not be loaded."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+from minisgl.errors import MinisglError, UnsupportedBackendError
 
 Stage = Literal["entry point", "version", "import", "register", "hooks", "records"]
 
@@ -37,6 +41,29 @@ class LoadError(Exception):
         self.stage: Stage = stage
         self.error = error
         self.hint = hint
+
+
+@contextmanager
+def creating(kind: str, name: str) -> Iterator[None]:
+    """Let what a plugin raises while its backend is created say whose it is.
+
+    Args:
+        kind: of backend, such as ``attention``.
+        name: of the backend, qualified.
+
+    Raises:
+        UnsupportedBackendError: something of the plugin's own was raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        # What does not fit is no fault of the plugin's.
+        if isinstance(error, MinisglError) or type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise UnsupportedBackendError(
+            f"{kind} backend {name!r} was chosen and cannot be created: {describe_error(error)}. "
+            "Choose another one, or leave its plugin out: --disable-plugin DISTRIBUTION"
+        ) from error
 
 
 def describe_error(error: BaseException) -> str:

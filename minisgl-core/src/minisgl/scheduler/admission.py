@@ -1,5 +1,7 @@
 """Validation of a request before it enters the queue."""
 
+from http import HTTPStatus
+
 import numpy as np
 
 from minisgl.engine.info import EngineInfo
@@ -48,6 +50,28 @@ def validate(request: GenerateRequest, info: EngineInfo) -> int:
                 code="context_length_exceeded",
             )
     return num_prompt + (params.max_tokens or room)
+
+
+def check_queue(num_prompt: int, num_queued: int, limit: int | None) -> None:
+    """Refuse a prompt behind which too many tokens would wait.
+
+    A prompt that is longer than the limit itself is taken when nothing waits.
+
+    Args:
+        num_prompt: tokens of the prompt.
+        num_queued: tokens that wait already.
+        limit: most of both together.
+
+    Raises:
+        RequestError: 429.
+    """
+    if limit is not None and num_queued and num_queued + num_prompt > limit:
+        raise RequestError(
+            f"the queue is full: {num_queued} prompt tokens wait, {num_prompt} more are over its "
+            f"limit of {limit} (server.max_queued_tokens); try again later",
+            status=HTTPStatus.TOO_MANY_REQUESTS,
+            code="queue_full",
+        )
 
 
 def _check_possible(params: SamplingParams, info: EngineInfo) -> None:

@@ -43,6 +43,8 @@ class Grammars:
         self._eos = self._bits(info.eos_token_ids)
         self._outside = ~self._bits(range(info.vocab_size))
         self._compiling: dict[int, tuple[RequestState, Compilation]] = {}
+        self.num_waiting_tokens = 0
+        """Prompt tokens of the requests that wait for their grammar."""
 
     @property
     def num_compiling(self) -> int:
@@ -57,12 +59,14 @@ class Grammars:
         except RequestError as error:
             return _failure(error)
         self._compiling[request.uid] = request, compilation
+        self.num_waiting_tokens += request.num_prompt_tokens
         request.compiling = True
         return None
 
     def forget(self, request: RequestState) -> None:
         """``request`` has ended while it waited."""
         _, compilation = self._compiling.pop(request.uid)
+        self.num_waiting_tokens -= request.num_prompt_tokens
         request.compiling = False
         self._compiler.leave(compilation)
 
@@ -76,6 +80,7 @@ class Grammars:
         taken: list[tuple[RequestState, Failure | None]] = []
         for request, compilation in done:
             del self._compiling[request.uid]
+            self.num_waiting_tokens -= request.num_prompt_tokens
             request.compiling = False
             if compilation.grammar is None:
                 assert compilation.error is not None, "a compilation has one result"

@@ -60,6 +60,8 @@ class PrefillManager:
         self._ratio = _INITIAL_RATIO
         self._num_admissions = 0
         self.num_waiting = 0
+        self.num_waiting_tokens = 0
+        """Tokens that the requests without a row will feed, cached prefixes included."""
         self.num_queried_tokens = 0
         """Prompt tokens that admitted requests asked the prefix cache for, since the start."""
         self.num_cached_tokens = 0
@@ -71,11 +73,13 @@ class PrefillManager:
         """Let ``request`` wait, new or retracted; it keeps the place of its age."""
         self._waiting.push(request)
         self.num_waiting += 1
+        self.num_waiting_tokens += len(request.saved_tokens)
 
     def forget(self, request: RequestState) -> None:
         """Drop a request that ended: at once from the chunks, lazily from the queue."""
         if request.row < 0:
             self.num_waiting -= 1
+            self.num_waiting_tokens -= len(request.saved_tokens)
             self._waiting.note_ended(self.num_waiting)
         else:
             self.running.pop(request.row, None)
@@ -169,6 +173,7 @@ class PrefillManager:
             self.num_cached_tokens += cached
         self.running[row] = request
         self.num_waiting -= 1
+        self.num_waiting_tokens -= known
         return True
 
     def _cached_tokens(self, request: RequestState) -> int:

@@ -29,7 +29,7 @@ from minisgl.message import (
     StopFound,
 )
 from minisgl.request import FinishReason
-from minisgl.scheduler.admission import validate
+from minisgl.scheduler.admission import check_queue, validate
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.commit import Committer
 from minisgl.scheduler.decode import DecodeManager
@@ -81,6 +81,7 @@ class Scheduler:
         seed: of the noise of requests that bring no seed.
         observers: told about finished steps and requests.
         compiler: of the grammars that requests bring; without one they are refused.
+        max_queued_tokens: most prompt tokens that wait; requests beyond them are refused.
     """
 
     def __init__(
@@ -97,12 +98,14 @@ class Scheduler:
         seed: int = 0,
         observers: Observers | None = None,
         compiler: GrammarCompiler | None = None,
+        max_queued_tokens: int | None = None,
     ) -> None:
         info = self.info = engine.info
         self._engine = engine
         self._transport = transport
         self._policy = make_policy(policy, max_step_tokens, info.page_size)
         self._overlap = overlap
+        self._max_queued_tokens = max_queued_tokens
         self._observers = observers
         self._random = np.random.default_rng(seed)
         self.table = TableManager(info.max_running_requests, info.max_seq_len, info.page_size)
@@ -188,6 +191,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests in the queue."""
         return self._prefill.num_waiting
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that wait for a row, or for their grammar."""
+        return self._prefill.num_waiting_tokens + self._grammars.num_waiting_tokens
 
     def run(self) -> None:
         """Serve until a ``Shutdown`` arrives; with nothing to do it sleeps on the transport."""
@@ -277,6 +285,7 @@ class Scheduler:
         failure, max_total = None, 0
         try:
             max_total = validate(message, self.info)
+            check_queue(len(message.prompt), self.num_queued_tokens, self._max_queued_tokens)
         except RequestError as error:
             failure = Failure(error.message, error.status, error.param, error.code)
         params = message.params

@@ -7,9 +7,10 @@ Every request that was sent ends in one of three ways: its terminal reply came, 
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol
 
 from minisgl.errors import RequestError
 from minisgl.message import (
@@ -18,7 +19,6 @@ from minisgl.message import (
     DetokenizeOnly,
     ErrorReply,
     FrontendMessage,
-    Ping,
     Pong,
     ReplyBatch,
     TextReply,
@@ -29,14 +29,11 @@ from minisgl.message import (
 )
 from minisgl.request import SamplingParams
 from minisgl.server.generation import Generation, error_of
+from minisgl.server.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
 Prompt = str | list[int] | list[dict[str, Any]]
-
-PING_INTERVAL: Final = 1.0
-HEARTBEAT_TIMEOUT: Final = 10.0
-"""Seconds without a heartbeat after which the server calls itself unhealthy."""
 
 
 class Sender(Protocol):
@@ -69,6 +66,24 @@ class Observer(Protocol):
         """Called when the client has left while these answers ran."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """What one server takes on.
+
+    Attributes:
+        max_open: answers that run or wait, and questions to the tokenizer, at once.
+        request_timeout: seconds that an answer may take; ``None`` sets no limit.
+    """
+
+    max_open: int | None = None
+    request_timeout: float | None = None
+
+    def timeout(self, asked: float | None) -> float | None:
+        """Return the seconds that an answer may take, given those that its request allows."""
+        both = [limit for limit in (asked, self.request_timeout) if limit is not None]
+        return min(both, default=None)
+
+
 class EngineClient:
     """Numbers requests, sends them, and hands each reply to its request.
 
@@ -76,22 +91,29 @@ class EngineClient:
         tokenizer: where ``TokenizeRequest`` goes.
         scheduler: where aborts and pings go.
         replies: where workers answer.
+        limits: on what is open at once, and for how long.
     """
 
-    def __init__(self, *, tokenizer: Sender, scheduler: Sender, replies: Receiver) -> None:
+    def __init__(
+        self,
+        *,
+        tokenizer: Sender,
+        scheduler: Sender,
+        replies: Receiver,
+        limits: ClientLimits | None = None,
+    ) -> None:
+        self._limits = limits or ClientLimits()
         self._tokenizer: Sender = tokenizer
         self._scheduler: Sender = scheduler
         self._replies = replies
         self._generations: dict[int, Generation] = {}
         self._questions: dict[int, asyncio.Future[TokensReply]] = {}
         self._next_uid = itertools.count(1)
-        self._next_ping = itertools.count(1)
-        self._last_pong: float | None = None
         self._failure: RequestError | None = None
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self.last_heartbeat: Pong | None = None
+        self.heartbeat = Heartbeat(scheduler.send)
         self.observer: Observer | None = None
 
     @property
@@ -106,6 +128,7 @@ class EngineClient:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        timeout: float | None = None,
         options: Mapping[str, Any] | None = None,
         names: Mapping[str, str] | None = None,
     ) -> Generation:
@@ -116,14 +139,16 @@ class EngineClient:
             params: of one answer to each prompt, or one for each of several.
             priority: a higher number is served earlier.
             cache_salt: only requests with the same one share cached prefixes.
+            timeout: seconds that the answers may take in all; the server's own limit may be less.
             options: more fields of ``TokenizeRequest``: how prompts become tokens.
             names: of request fields as the client knows them, for errors of the engine.
 
         Raises:
-            RequestError: the server stops or has failed, or a value cannot be sent.
+            RequestError: the server stops, is full or has failed, or a value cannot be sent.
         """
         self.check_accepting()
         each = [params] if isinstance(params, SamplingParams) else params
+        self._check_room(len(prompts) * len(each))
         uids: list[int] = []
         first: list[TokenizeRequest] = []
         followers: dict[int, list[TokenizeRequest]] = {}
@@ -146,6 +171,7 @@ class EngineClient:
         generation = Generation(self, uids, followers, names)
         for uid in uids:
             self._generations[uid] = generation
+        generation.end_after(self._limits.timeout(timeout))
         self._idle.clear()
         if self.observer is not None:
             self._observe(self.observer.asked, uids)
@@ -172,9 +198,10 @@ class EngineClient:
             ask: makes the question, given the engine's number for it.
 
         Raises:
-            RequestError: the question is refused, or the server stops.
+            RequestError: the question is refused, or the server stops or is full.
         """
         self.check_accepting()
+        self._check_room(1)
         uid = next(self._next_uid)
         answer: asyncio.Future[TokensReply] = asyncio.get_running_loop().create_future()
         self._questions[uid] = answer
@@ -196,6 +223,31 @@ class EngineClient:
             raise self._failure
         if self._draining:
             raise RequestError("the server is shutting down", status=503, code="shutting_down")
+
+    def _check_room(self, num_new: int) -> None:
+        """Refuse what would wait behind too many others."""
+        limit = self._limits.max_open
+        if limit is None:
+            return
+        if num_new > limit:
+            raise RequestError(
+                f"a request of {num_new} answers is more than this server holds ({limit}: "
+                "scheduler.max_running_requests and server.max_queued_requests); send it in parts"
+            )
+        num_open = len(self._generations) + len(self._questions)
+        if num_open + num_new > limit:
+            raise RequestError(
+                f"the server is full: {num_open} answers run or wait, and it holds {limit}; "
+                "try again later",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+                code="queue_full",
+            )
+
+    def note_failures(self, replies: Sequence[ErrorReply]) -> None:
+        """Tell the observer of answers that end without the engine's having said so."""
+        if self.observer is not None:
+            for reply in replies:
+                self._observe(self.observer.failed, reply)
 
     def forget(self, uids: Sequence[int], *, running: Sequence[int]) -> None:
         """Drop the entries of ``uids`` and abort those that are still ``running``."""
@@ -228,8 +280,7 @@ class EngineClient:
                         generation.put(reply)
             case ErrorReply(uid=uid):
                 if (generation := self._generations.get(uid)) is not None:
-                    if self.observer is not None:
-                        self._observe(self.observer.failed, message)
+                    self.note_failures([message])
                     generation.put(message)
                 elif (question := self._questions.get(uid)) is not None and not question.done():
                     question.set_exception(error_of(message))
@@ -237,8 +288,7 @@ class EngineClient:
                 if (question := self._questions.get(uid)) is not None and not question.done():
                     question.set_result(message)
             case Pong():
-                self._last_pong = time.monotonic()
-                self.last_heartbeat = message
+                self.heartbeat.take(message)
 
     @staticmethod
     def _observe(tell: Callable[[Any], None], what: Any) -> None:
@@ -247,38 +297,13 @@ class EngineClient:
         except Exception:
             logger.exception("an observer of requests has failed")
 
-    async def ping(self) -> None:
-        """Ask the scheduler for its heartbeat every second until cancelled."""
-        while True:
-            message: BackendMessage = Ping(next(self._next_ping))
-            self._scheduler.send(message)
-            await asyncio.sleep(PING_INTERVAL)
-
-    def load(self) -> dict[str, int]:
-        """Return what the scheduler's last heartbeat said: requests, pages, steps."""
-        beat = self.last_heartbeat
-        if beat is None:
-            return {}
-        return {
-            "num_running": beat.num_running,
-            "num_waiting": beat.num_waiting,
-            "num_free_pages": beat.num_free_pages,
-            "num_pages": beat.num_pages,
-            "num_steps": beat.num_steps,
-        }
-
     def why_unhealthy(self) -> str | None:
         """Return why the server cannot serve now, or ``None`` if it can."""
         if self._failure is not None:
             return self._failure.message
         if self._draining:
             return "the server is shutting down"
-        if self._last_pong is None:
-            return "the scheduler has not answered yet"
-        age = time.monotonic() - self._last_pong
-        if age > HEARTBEAT_TIMEOUT:
-            return f"the scheduler has not answered for {age:.0f} s"
-        return None
+        return self.heartbeat.why_unhealthy()
 
     def stop_accepting(self) -> None:
         """Refuse new requests with 503 from now on."""
@@ -293,8 +318,7 @@ class EngineClient:
         self._failure = error
         for uid, generation in list(self._generations.items()):
             reply = ErrorReply(uid, error.message, error.status, error.param, error.code)
-            if self.observer is not None:
-                self._observe(self.observer.failed, reply)
+            self.note_failures([reply])
             generation.put(reply)
         for question in self._questions.values():
             if not question.done():

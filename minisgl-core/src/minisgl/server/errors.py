@@ -93,7 +93,7 @@ def error_body(error: RequestError, path: str = "") -> dict[str, Any]:
 def error_response(
     error: RequestError, headers: Mapping[str, str] | None = None, *, path: str = ""
 ) -> JSONResponse:
-    """Return the whole response for one error; 503 says when to come back.
+    """Return the whole response for one error; 429 and 503 say when to come back.
 
     Args:
         error: what is wrong.
@@ -101,7 +101,7 @@ def error_response(
         path: of the request, which decides on the form.
     """
     headers = dict(headers or {})
-    if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if error.status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
         headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
     return JSONResponse(error_body(error, path), error.status, headers)
 
@@ -164,6 +164,7 @@ def _anthropic_type(status: int) -> str:
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
         HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
         HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+        HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
     }.get(
         HTTPStatus(status),
         "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error",

@@ -9,10 +9,10 @@ as OpenAI documents.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from minisgl.errors import RequestError, nearest
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 MAX_WARNED_NAMES: Final = 200
 MAX_QUOTED_VALUE: Final = 80
+MAX_SECONDS: Final = 86400
 
 RequestT = TypeVar("RequestT", bound="RequestModel")
 
@@ -53,6 +54,10 @@ class RequestModel(BaseModel):
     )
 
     not_offered: ClassVar[Mapping[str, NotOffered]] = {}
+
+
+Timeout = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+"""Seconds that an answer may take."""
 
 
 class Nested(BaseModel):

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -20,6 +21,9 @@ class Owner(Protocol):
 
     def start(self, requests: Sequence[TokenizeRequest]) -> None:
         """Send requests to the tokenizer."""
+
+    def note_failures(self, replies: Sequence[ErrorReply]) -> None:
+        """Count answers that end without the engine's having said so."""
 
     def forget(self, uids: Sequence[int], *, running: Sequence[int]) -> None:
         """Drop the entries of ``uids`` and abort those that are still ``running``."""
@@ -55,11 +59,31 @@ class Generation:
         self._running = set(uids)
         self._replies: deque[TextReply | ErrorReply] = deque()
         self._arrived = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._late: set[int] = set()
 
     @property
     def uids(self) -> tuple[int, ...]:
         """The engine's numbers of the answers, by index."""
         return tuple(self._index_of)
+
+    def end_after(self, seconds: float | None) -> None:
+        """Let the request fail unless all its answers end within ``seconds``."""
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(seconds, self._time_out, seconds)
+
+    def _time_out(self, seconds: float) -> None:
+        message = f"the answer was not complete within {seconds:g} s (timeout)"
+        status = HTTPStatus.GATEWAY_TIMEOUT.value
+        late = [
+            ErrorReply(uid, message, status, "timeout", "timeout") for uid in sorted(self._running)
+        ]
+        if late:
+            self._owner.note_failures(late)
+            self._late = set(self._running)  # to us these have ended, to the engine they have not
+            self._replies.append(late[0])
+            self._arrived.set()
 
     def put(self, reply: TextReply | ErrorReply) -> None:
         """Take a reply; called by the client's listener.
@@ -137,12 +161,15 @@ class Generation:
             raise renamed(error_of(reply), self._names)
         if reply.finish_reason is not None:
             self._running.discard(reply.uid)
+            self._late.discard(reply.uid)
         return self._index_of[reply.uid], reply
 
     def close(self) -> None:
         """Forget the request; abort the answers that still run."""
+        if self._timer is not None:
+            self._timer.cancel()
         unsent = {request.uid for group in self._followers.values() for request in group}
-        self._owner.forget(self.uids, running=sorted(self._running - unsent))
+        self._owner.forget(self.uids, running=sorted((self._running | self._late) - unsent))
         self._running.clear()
         self._followers.clear()
 

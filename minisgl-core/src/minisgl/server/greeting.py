@@ -8,7 +8,9 @@ from typing import Any
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - read, not bound
 
 
-def greeting(host: str, port: int, model: str, *, has_key: bool, can_chat: bool) -> str:
+def greeting(
+    host: str, port: int, model: str, *, has_key: bool, can_chat: bool, has_tls: bool = False
+) -> str:
     """Return the address, and a ``curl`` line that works as it is.
 
     Args:
@@ -17,9 +19,10 @@ def greeting(host: str, port: int, model: str, *, has_key: bool, can_chat: bool)
         model: name in the API.
         has_key: whether requests need a key; the line then reads ``MINISGL_SERVER__API_KEY``.
         can_chat: whether the model has a chat template.
+        has_tls: whether the server speaks HTTPS.
     """
     name = ANY_ADDRESS.get(host, host)
-    url = f"http://{f'[{name}]' if ':' in name else name}:{port}"
+    url = f"{'https' if has_tls else 'http'}://{f'[{name}]' if ':' in name else name}:{port}"
     question = "What is the capital of France?"
     body: dict[str, Any] = {"model": model, "max_tokens": 64, "temperature": 0} | (
         {"messages": [{"role": "user", "content": question}]}

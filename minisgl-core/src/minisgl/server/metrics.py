@@ -6,7 +6,7 @@ from its last heartbeat. Nothing here ever fails a request: see ``EngineClient``
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,9 +52,15 @@ class EngineMetrics:
     Args:
         model_name: label of every metric.
         heartbeat: returns the scheduler's last one.
+        num_dropped: returns, by process, how many messages were none.
     """
 
-    def __init__(self, model_name: str, heartbeat: Callable[[], Pong | None]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        heartbeat: Callable[[], Pong | None],
+        num_dropped: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._running: dict[int, _Times] = {}
@@ -97,6 +103,7 @@ class EngineMetrics:
         )
         self.registry.register(self._between)
         self.registry.register(_Heartbeat(model_name, heartbeat))
+        self.registry.register(_Dropped(num_dropped))
 
     def asked(self, uids: Sequence[int]) -> None:
         """Note that these answers have been asked for."""
@@ -206,6 +213,22 @@ class _CheapHistogram(Collector):
             buckets.append((bound, float(total)))
         family.add_metric(self._labels, buckets, self._sum)
         yield family
+
+
+class _Dropped(Collector):
+    """Messages between processes that were none: somebody else writes to the sockets."""
+
+    def __init__(self, num_dropped: Callable[[], Mapping[str, int]]) -> None:
+        self._num_dropped = num_dropped
+
+    def collect(self) -> Iterator[Metric]:
+        """Return a counter for each process."""
+        counter = CounterMetricFamily(
+            f"{PREFIX}dropped_messages", "Messages that were none.", labels=["process"]
+        )
+        for process, count in self._num_dropped().items():
+            counter.add_metric([process], count)
+        yield counter
 
 
 class _Heartbeat(Collector):

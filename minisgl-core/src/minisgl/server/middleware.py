@@ -1,8 +1,10 @@
-"""What happens to every HTTP request, whatever its route: its id, and its key."""
+"""What happens to every HTTP request, whatever its route: its id, its key and its body's size."""
 
+import asyncio
 import hmac
 import re
 import uuid
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -20,6 +22,10 @@ from minisgl.server.errors import (
 from minisgl.server.metrics import HttpMetrics
 
 KNOWN_METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+MAX_OPEN_BODY_BYTES: Final = 2**30
+"""Most bytes that the bodies of all open requests may have together."""
+BODY_TIMEOUT_S: Final = 60.0
+"""Seconds within which more of a request body must come."""
 _FROM_HEADER: Final = f"{REQUEST_ID_KEY}.is_from_header"
 _VALID_ID: Final = re.compile(rb"[!-~]{1,256}")
 
@@ -88,16 +94,82 @@ class RequestMiddleware:
         return None
 
 
+class BodyMiddleware:
+    """Keeps request bodies from filling the memory: each has a limit, and all of them together.
+
+    A body counts until its request has been answered. One that stops coming is given up.
+
+    Args:
+        app: what reads them.
+        max_bytes: of one body; a larger one is a 413.
+        max_total_bytes: of the bodies of all open requests; then a request gets 429.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, max_total_bytes: int = MAX_OPEN_BODY_BYTES
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._max_total = max(max_total_bytes, max_bytes)
+        self._total = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, with a ``receive`` that counts."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        size, complete = 0, False
+
+        async def counted() -> Message:
+            nonlocal size, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout(BODY_TIMEOUT_S):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestError(
+                    f"nothing more of the request body came for {BODY_TIMEOUT_S:g} s",
+                    status=HTTPStatus.REQUEST_TIMEOUT,
+                    code="request_timeout",
+                ) from None
+            size += len(message.get("body", b""))
+            self._total += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            self._check(size)
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._total -= size
+
+    def _check(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise RequestError(
+                f"the request body is larger than {self._max_bytes} bytes (server.max_body_bytes)",
+                status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                code="request_too_large",
+            )
+        if self._total > self._max_total:
+            raise RequestError(
+                f"the bodies of all open requests are larger than {self._max_total} bytes; try "
+                "again later",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+                code="queue_full",
+            )
+
+
 class ApiKeyMiddleware:
-    """Refuses requests without the key, on every route but ``/health``.
+    """Refuses requests without a known key, on every route but ``/health``.
 
     The key comes as OpenAI's clients send it (``Authorization: Bearer KEY``), or as Anthropic's do
     (``X-Api-Key: KEY``).
     """
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
         self._app = app
-        self._expected = api_key.encode()
+        self._expected = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
@@ -117,10 +189,15 @@ class ApiKeyMiddleware:
 
     def _has_key(self, scope: Scope) -> bool:
         bare = _header(scope, b"x-api-key")
-        if bare is not None and hmac.compare_digest(bare.strip(), self._expected):
+        if bare is not None and self._is_known(bare.strip()):
             return True
         scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._expected)
+        return scheme.lower() == b"bearer" and self._is_known(key.strip())
+
+    def _is_known(self, given: bytes) -> bool:
+        """Compare with every key, so that the time says nothing about any of them."""
+        equal = [hmac.compare_digest(given, key) for key in self._expected]
+        return any(equal)
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

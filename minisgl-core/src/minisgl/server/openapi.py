@@ -22,9 +22,12 @@ _ERRORS: Final[Mapping[int, str]] = {
     400: "A field is wrong, unknown to a strict server, or not offered; `param` names it.",
     401: "The key is missing or wrong.",
     404: "This server has no model of that name.",
-    413: "The body is larger than any request needs.",
+    408: "The body stopped coming.",
+    413: "The body is larger than `server.max_body_bytes`.",
+    429: "Too much waits already; `Retry-After` says when to come back.",
     500: "The server has failed.",
     503: "The server is starting or shutting down; `Retry-After` says when to come back.",
+    504: "The answer was not complete within `timeout` seconds.",
 }
 
 
@@ -50,7 +53,7 @@ class RouteDoc:
     answer: type[BaseModel] | None = None
     event: type[BaseModel] | None = None
     events: str | None = None
-    errors: Sequence[int] = field(default=(400, 401, 404, 413, 500, 503))
+    errors: Sequence[int] = field(default=(400, 401, 404, 408, 413, 429, 500, 503, 504))
     content_type: str = JSON
 
 

@@ -1,19 +1,14 @@
 """From an HTTP request's body to its answer, whole or as a stream, for every protocol alike."""
 
 from collections.abc import AsyncGenerator
-from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 
-from minisgl.errors import RequestError
 from minisgl.server.generation import Generation
 from minisgl.server.streaming import EventStreamResponse, unless_disconnected
-
-MAX_BODY_BYTES: Final = 16 * 2**20
-"""Largest request body; one of token ids for a context of a million still fits."""
 
 
 class Answer(Protocol):
@@ -34,18 +29,9 @@ async def read_body(request: Request) -> bytes:
     """Return the request's body.
 
     Raises:
-        RequestError: it is larger than what any request needs.
+        RequestError: it is too large, see ``BodyMiddleware``.
     """
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise RequestError(
-                f"the request body is larger than {MAX_BODY_BYTES} bytes",
-                status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                code="request_too_large",
-            )
-    return bytes(body)
+    return await request.body()
 
 
 def json_response(body: Any) -> Response:

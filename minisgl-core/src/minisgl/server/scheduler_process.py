@@ -35,7 +35,9 @@ def scheduler_main(
     if expected_plugins is not None:
         host.check_fingerprint(expected_plugins)
     transport = ZmqTransport(addresses)
-    scheduler = build_scheduler(settings, transport, host, progress=True)
+    scheduler = build_scheduler(
+        settings, transport, host, max_queued_tokens=settings.server.max_queued_tokens
+    )
     try:
         with collector_at_rest():
             status.ready({"max_seq_len": scheduler.info.max_seq_len})

@@ -13,7 +13,8 @@ import functools
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,25 +35,22 @@ from minisgl.message.sockets import Addresses, AsyncPullSocket, PushSocket, priv
 from minisgl.plugins.host import PluginHost, load_plugins
 from minisgl.plugins.parsers import check_parsers, select_parsers
 from minisgl.processes import HANDLED_SIGNALS, quiet_collector
+from minisgl.server.api_keys import read_api_keys
 from minisgl.server.app import create_app
-from minisgl.server.client import EngineClient
+from minisgl.server.client import ClientLimits, EngineClient
 from minisgl.server.greeting import greeting
+from minisgl.server.heartbeat import PING_INTERVAL
+from minisgl.server.http_server import build_http_server
 from minisgl.server.listen_socket import bind_socket, listen
 from minisgl.server.scheduler_process import scheduler_main
 from minisgl.server.served_model import ServedModel
-from minisgl.server.worker_pool import SilenceLimits, WorkerPool
+from minisgl.server.worker_pool import SilenceLimits, StartFailedError, WorkerPool
 from minisgl.server.worker_process import WorkerTarget
 from minisgl.settings import Settings
 from minisgl.tokenizer.dispatch import LeastLoaded, WorkCounter
 from minisgl.tokenizer.worker import detokenizer_main, tokenizer_main
 
 logger = logging.getLogger(__name__)
-
-HTTP_CLOSE_TIMEOUT = 2
-"""Seconds that responses get to end once their requests have."""
-
-KEEP_ALIVE_TIMEOUT = 60
-"""Seconds that an idle connection stays open for its client's next request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +94,13 @@ def serve(
     with contextlib.closing(bound), _signals_unblocked_at_the_end():
         host = load_plugins(settings.plugins.disabled, settings.plugins.strict)
         check_parsers(host, settings)
+        api_keys = read_api_keys(settings.server)
         resolved = _with_local_paths(settings, host)
         name = settings.model.served_name or settings.model.path
         with private_addresses() as addresses:
             server = _Server(
                 settings=resolved,
+                api_keys=api_keys,
                 model=ServedModel(name),
                 addresses=addresses,
                 host=host,
@@ -141,14 +141,6 @@ def _with_local_paths(settings: Settings, host: PluginHost) -> Settings:
     return settings.model_copy(update={"model": settings.model.model_copy(update=local)})
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: the supervisor decides when it stops."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _Server:
     """One run of the server."""
 
@@ -156,6 +148,7 @@ class _Server:
         self,
         *,
         settings: Settings,
+        api_keys: Sequence[str],
         model: ServedModel,
         addresses: Addresses,
         host: PluginHost,
@@ -164,6 +157,7 @@ class _Server:
         limits: SilenceLimits,
     ) -> None:
         self._settings = settings
+        self._api_keys = api_keys
         self._model = model
         self._addresses = addresses
         self._host = host
@@ -188,21 +182,28 @@ class _Server:
         with self._open_sockets() as client:
             self._client = client
             background = [
-                asyncio.create_task(work) for work in (client.listen(), client.ping(), pool.watch())
+                asyncio.create_task(work)
+                for work in (client.listen(), client.heartbeat.ping(), pool.watch())
             ]
             for task in background:
                 task.add_done_callback(self._on_background_end)
             try:
-                http = self._http_server()
+                http = self._http_server(pool)
                 infos = await self._start(pool)
                 if infos is None:
                     return 0
+                client.heartbeat.watch_steps()
+                background.append(asyncio.create_task(self._watch_steps(pool)))
                 self._model.max_seq_len = infos["scheduler"].get("max_seq_len")
                 self._model.max_chars_per_token = infos["tokenizer"].get("max_chars_per_token")
                 template = str(infos["tokenizer"].get("chat_template", ""))
                 self._model.parsers = select_parsers(self._host, self._settings, template)
                 can_chat = bool(template)
                 return await self._serve(pool, http, announce, can_chat=can_chat)
+            except WorkerDiedError as error:
+                if not isinstance(error, StartFailedError) or error.is_silent:
+                    await self._tell_last_words(pool)
+                raise
             finally:
                 # From here on it is quick, and nothing may cut it short: files would stay.
                 signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
@@ -237,6 +238,7 @@ class _Server:
                 tokenizer=LeastLoaded(list(self._to_tokenizers.values()), work_done),
                 scheduler=self._to_scheduler,
                 replies=replies,
+                limits=self._client_limits(),
             )
         finally:
             for wire in self._to_tokenizers.values():
@@ -246,6 +248,13 @@ class _Server:
             for opened in (replies, self._to_scheduler, self._to_detokenizer):
                 opened.close()
             context.destroy(linger=0)
+
+    def _client_limits(self) -> ClientLimits:
+        server = self._settings.server
+        return ClientLimits(
+            max_open=self._settings.scheduler.max_running_requests + server.max_queued_requests,
+            request_timeout=server.request_timeout,
+        )
 
     def _on_signal(self, number: int) -> None:
         """Begin to stop at the first signal; end at once at the second."""
@@ -262,6 +271,24 @@ class _Server:
         """Without its listener this process would only look alive."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_death(f"the API server can no longer follow its workers: {error!r}")
+
+    async def _watch_steps(self, pool: WorkerPool) -> None:
+        """Report the scheduler if its step does not end, or nothing goes on though some wait."""
+        limit = self._settings.server.watchdog_timeout
+        while self._client.heartbeat.stalled_s < limit:
+            await asyncio.sleep(PING_INTERVAL)
+        pool.report_hang(
+            "scheduler", f"has not finished a step for {limit:g} s (server.watchdog_timeout)"
+        )
+
+    @staticmethod
+    async def _tell_last_words(pool: WorkerPool) -> None:
+        """Log what the lost worker logged last: its own lines may be far up, or elsewhere."""
+        lines = await asyncio.to_thread(pool.last_words)
+        if lines:
+            logger.error(
+                "the last lines of that process:\n%s", textwrap.indent("\n".join(lines), "  | ")
+            )
 
     def _on_death(self, message: str) -> None:
         """Tell every client at once; the main task then ends the server."""
@@ -311,7 +338,8 @@ class _Server:
                 host,
                 port,
                 self._model.name,
-                has_key=self._settings.server.api_key is not None,
+                has_key=bool(self._api_keys),
+                has_tls=self._settings.server.ssl_certfile is not None,
                 can_chat=can_chat,
             )
         )
@@ -329,7 +357,7 @@ class _Server:
             raise WorkerDiedError(self._death)
         return await self._stop_workers(pool)
 
-    def _http_server(self) -> uvicorn.Server:
+    def _http_server(self, pool: WorkerPool) -> uvicorn.Server:
         """Return the server around the routes, plugins' own included; it does not listen yet.
 
         Raises:
@@ -339,22 +367,14 @@ class _Server:
         app = create_app(
             self._client,
             self._model,
-            api_key=None if server.api_key is None else server.api_key.get_secret_value(),
+            api_keys=self._api_keys,
             strict_requests=server.strict_requests,
+            max_body_bytes=server.max_body_bytes,
+            cors_allow_origins=server.cors_allow_origins,
+            num_dropped=pool.num_dropped,
         )
         self._host.mount_routes(self._settings.plugins.routes, app, self._client)
-        return _HttpServer(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
-                timeout_graceful_shutdown=HTTP_CLOSE_TIMEOUT,
-            )
-        )
+        return build_http_server(app, server)
 
     async def _drain(self) -> None:
         """Refuse new requests and let the open ones end, for as long as the settings allow."""

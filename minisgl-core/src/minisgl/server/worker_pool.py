@@ -14,9 +14,10 @@ from typing import Any
 
 from minisgl.errors import WorkerDiedError
 from minisgl.message import Codec, DecodeError
-from minisgl.message.sockets import Addresses
-from minisgl.message.status import Failed, Ready, Starting, Status
+from minisgl.message.sockets import Addresses, Dropped
+from minisgl.message.status import Alive, Failed, Ready, Starting, Status
 from minisgl.processes import describe_end, signals_blocked
+from minisgl.server.journal import ask_for_stacks, last_lines
 from minisgl.server.worker_process import WorkerJob, WorkerTarget, run_worker
 from minisgl.settings import Settings
 
@@ -47,11 +48,18 @@ class SilenceLimits:
 
 
 class StartFailedError(WorkerDiedError):
-    """A worker ended before it was ready; ``exit_code`` is what the server ends with."""
+    """A worker ended before it was ready.
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    Args:
+        message: the cause in one line.
+        exit_code: what the server ends with.
+        is_silent: the worker has not said itself why.
+    """
+
+    def __init__(self, message: str, exit_code: int, *, is_silent: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.is_silent = is_silent
 
 
 @dataclass(slots=True)
@@ -71,6 +79,7 @@ class Worker:
     stage: str = "starting"
     failure: Failed | None = None
     looks: int = 0
+    num_dropped: int = 0
 
     def describe_end(self) -> str:
         """Return how the process ended, for people."""
@@ -103,6 +112,7 @@ class WorkerPool:
         self._codec: Codec[Status] = Codec(Status)
         self.workers: dict[str, Worker] = {}
         self._stopping = False
+        self._lost: Worker | None = None
 
     def start(self, name: str, target: WorkerTarget, addresses: Addresses | None = None) -> None:
         """Start one process; returns before it is ready.
@@ -155,6 +165,34 @@ class WorkerPool:
             for worker in self.workers.values():
                 if self._is_silent(worker):
                     return
+
+    def num_dropped(self) -> dict[str, int]:
+        """Return by process how many messages were none, this process's own included."""
+        found = {name: worker.num_dropped for name, worker in self.workers.items()}
+        return {"api": Dropped.count, **found}
+
+    def report_hang(self, name: str, what: str) -> None:
+        """Report a worker that shows signs of life and gets nothing done.
+
+        Args:
+            name: of the worker.
+            what: it does not do; ends the sentence "the NAME process (pid N) ...".
+        """
+        if not self._stopping and not self.workers[name].exited.is_set():
+            self._report(self.workers[name], what)
+
+    def last_words(self) -> list[str]:
+        """Return what the worker that was reported last logged; of one that hangs, its stacks too.
+
+        Takes up to a second.
+        """
+        worker = self._lost
+        if worker is None or worker.process.pid is None:
+            return []
+        journal = self._addresses.journal(worker.name)
+        if not worker.exited.is_set():
+            ask_for_stacks(worker.process.pid, journal)
+        return last_lines(journal)
 
     def begin_stop(self) -> None:
         """From now on workers end because they were told to: deaths are no news."""
@@ -212,6 +250,8 @@ class WorkerPool:
                 worker.stage = "serving"
                 if not worker.ready.done():
                     worker.ready.set_result(info)
+            case Alive(num_dropped=num_dropped):
+                worker.num_dropped = num_dropped
             case Failed():
                 worker.failure = status
 
@@ -230,6 +270,7 @@ class WorkerPool:
         return True
 
     def _report(self, worker: Worker, what: str) -> None:
+        self._lost = self._lost or worker
         cause = f": {worker.failure.message}" if worker.failure else ""
         self._on_death(f"the {worker.name} process (pid {worker.process.pid}) {what}{cause}")
 
@@ -250,6 +291,7 @@ class WorkerPool:
         logger.debug("the %s process %s", worker.name, worker.describe_end())
         if self._stopping:
             return
+        self._lost = self._lost or worker
         if worker.ready.done():
             self._report(worker, worker.describe_end())
         elif worker.failure is not None:
@@ -260,5 +302,6 @@ class WorkerPool:
                 StartFailedError(
                     f"the {worker.name} process {worker.describe_end()} while {worker.stage}",
                     WorkerDiedError.exit_code,
+                    is_silent=True,
                 )
             )

@@ -18,6 +18,7 @@ from minisgl.processes import (
     die_with_parent,
     leave_signals_to_parent,
 )
+from minisgl.server.journal import keep_journal
 from minisgl.settings import Settings, configure_logging
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ def run_worker(job: WorkerJob) -> None:
     parent = multiprocessing.parent_process()
     die_with_parent(job.parent_pid, None if parent is None else parent.sentinel)
     leave_signals_to_parent()
-    configure_logging(job.settings.log.level, job.name)
+    lines = configure_logging(job.settings.log.level, job.name)
+    keep_journal(job.addresses.journal(job.name), lines)
     status = StatusSender(job.connection)
     # A thread, so that a step that takes its time does not look like a process that is stopped.
     threading.Thread(target=_beat, args=(status,), name="beat", daemon=True).start()

@@ -10,12 +10,15 @@ _CHATTY = frozenset(
 )
 
 
-def configure_logging(level: str, process: str | None = None) -> None:
+def configure_logging(level: str, process: str | None = None) -> logging.Formatter:
     """Log to standard error from ``level`` up; a second call replaces the first one's handler.
 
     Args:
         level: ``debug``, ``info``, ``warning``, ``error`` or ``critical``.
         process: name of a worker process, shown in each line.
+
+    Returns:
+        The form of the lines, for further handlers.
     """
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if handler.get_name() == _HANDLER]:
@@ -25,11 +28,11 @@ def configure_logging(level: str, process: str | None = None) -> None:
     handler.set_name(_HANDLER)
     handler.addFilter(_is_wanted)
     label = f" [{process}]" if process else ""
-    handler.setFormatter(
-        logging.Formatter(f"%(asctime)s %(levelname)s{label} %(message)s", "%Y-%m-%d %H:%M:%S")
-    )
+    lines = logging.Formatter(f"%(asctime)s %(levelname)s{label} %(message)s", "%Y-%m-%d %H:%M:%S")
+    handler.setFormatter(lines)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    return lines
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

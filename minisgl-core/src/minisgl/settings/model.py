@@ -29,6 +29,10 @@ def _split_commas(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_commas)]
+
+MAX_SECONDS = 86400
+"""Longest time that a setting may give."""
 
 
 class Section(BaseModel):
@@ -230,10 +234,62 @@ class ServerSettings(Section):
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    api_key: SecretStr | None = Field(
+    api_key: Secrets = Field(
+        (),
+        description="Keys, any one of which requests must carry as a bearer token; by default, none"
+        " is needed.",
+    )
+    api_key_file: Path | None = Field(
+        None, description="File with more of them, one a line; lines that begin with # are skipped."
+    )
+    ssl_certfile: Path | None = Field(
+        None, description="Certificate chain (PEM); the server then speaks HTTPS only."
+    )
+    ssl_keyfile: Path | None = Field(
+        None, description="Its private key (PEM), if the chain's file does not hold it."
+    )
+    ssl_keyfile_password: SecretStr | None = Field(None, description="Password of that key.")
+    ssl_ca_certs: Path | None = Field(
         None,
-        min_length=1,
-        description="Key that requests must carry as a bearer token; by default, none.",
+        description="Authorities (PEM), one of which must have signed each client's certificate.",
+    )
+    cors_allow_origins: Names = Field(
+        (),
+        description="Web sites, such as https://example.org, whose pages may read answers; * means"
+        " all. By default, none may.",
+    )
+    max_queued_requests: int = Field(
+        4096,
+        ge=0,
+        description="Most answers that wait beyond scheduler.max_running_requests; further requests"
+        " get 429.",
+    )
+    max_queued_tokens: int = Field(
+        16 * 2**20,
+        ge=1,
+        description="Most prompt tokens that wait for their turn; further requests get 429.",
+    )
+    request_timeout: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_SECONDS,
+        allow_inf_nan=False,
+        description="Most seconds that an answer may take; then it ends with 504. A request's own"
+        " timeout may be shorter.",
+    )
+    max_body_bytes: int = Field(
+        16 * 2**20, ge=1024, description="Largest request body; larger ones get 413."
+    )
+    max_connections: int = Field(
+        16384, ge=1, description="Most connections at once; further ones get 503."
+    )
+    watchdog_timeout: float = Field(
+        300.0,
+        ge=1,
+        le=MAX_SECONDS,
+        allow_inf_nan=False,
+        description="Seconds that a step of the scheduler may take; then the server ends with code"
+        " 7.",
     )
     num_tokenizers: int = Field(
         1,

@@ -58,6 +58,12 @@ def setting_value(settings: Settings, name: str) -> Any:
     value = getattr(settings, section)
     for part in rest:
         value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+    if isinstance(value, tuple):
+        return tuple(map(_masked, value))
+    return _masked(value)
+
+
+def _masked(value: Any) -> Any:
     return str(value) if isinstance(value, SecretStr) else value
 
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernel.controls import ControlTensors
+from minisgl.kernel.controls import ControlTensors, check_counts
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 _BLOCK, _NUM_WARPS = 4096, 4
@@ -15,6 +15,7 @@ _BLOCK, _NUM_WARPS = 4096, 4
 
 def penalize(logits: torch.Tensor, rows: torch.Tensor, state: ControlTensors) -> None:
     """Lower the logits of tokens that are there already, float32; see ``Penalize``."""
+    check_counts(logits, state)
     assert logits.stride(-1) == state.counts.stride(-1) == 1
     assert rows.is_contiguous()
     vocab_size = logits.shape[-1]

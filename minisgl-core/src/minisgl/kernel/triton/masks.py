@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernel.masks import check_pairs, check_words
 from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
 
 _BLOCK, _NUM_WARPS = 4096, 4
@@ -17,6 +18,8 @@ def mask_tokens(
     logits: torch.Tensor, places: torch.Tensor, masks: torch.Tensor, which: torch.Tensor
 ) -> None:
     """Set the logits of tokens that may not come to -inf; see ``MaskTokens``."""
+    check_words(logits, masks)
+    check_pairs(places, which)
     assert logits.stride(-1) == masks.stride(-1) == 1
     assert places.is_contiguous()
     assert which.is_contiguous()

@@ -10,7 +10,7 @@ from minisgl.request import MAX_CACHE_SALT, MAX_PRIORITY, MAX_STOP_STRINGS, MAX_
 from minisgl.server.anthropic.messages import chat_messages
 from minisgl.server.chat.convert import chat_request
 from minisgl.server.errors import in_words_of
-from minisgl.server.fields import Nested, NotOffered, RequestModel
+from minisgl.server.fields import Nested, NotOffered, RequestModel, Timeout
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.fields import documented
 
@@ -143,6 +143,8 @@ class MessagesRequest(PromptFields):
     """A higher number is served earlier; not in Anthropic's API."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
     """Only requests with the same one share cached prefixes; not in Anthropic's API."""
+    timeout: Timeout | None = None
+    """Seconds that the answer may take in all; then it ends with 504; not in Anthropic's API."""
     metadata: dict[str, Any] | None = None
     """Labels for the client's own accounting; without effect."""
     service_tier: str | None = None
@@ -166,6 +168,7 @@ class MessagesRequest(PromptFields):
                     "top_k": self.top_k,
                     "priority": self.priority,
                     "cache_salt": self.cache_salt,
+                    "timeout": self.timeout,
                 }
             )
             chat.sampling_params()  # here its errors still get the client's names

@@ -78,6 +78,7 @@ class ChatService:
             [choice_params(params, number) for number in range(asked.n)],
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            timeout=asked.timeout,
             options={
                 **asked.template_options(),
                 "tools": plan.template_tools,

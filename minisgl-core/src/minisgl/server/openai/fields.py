@@ -27,7 +27,7 @@ from minisgl.request import (
     SamplingParams,
 )
 from minisgl.server.errors import in_words_of
-from minisgl.server.fields import Nested, NotOffered, shortened
+from minisgl.server.fields import Nested, NotOffered, Timeout, shortened
 from minisgl.server.openai.grammar_fields import GrammarFields
 
 MAX_CHOICES: Final = 128
@@ -126,6 +126,8 @@ class GenerationFields(GrammarFields):
     """A higher number is served earlier, and retracted later when the KV pool is full."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
     """Only requests with the same one share cached prefixes."""
+    timeout: Timeout | None = None
+    """Seconds that the answer may take in all; then it ends with 504."""
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
     """The client's name for the request: part of the answer's ``id``, and its ``X-Request-Id``
     unless the request has that header."""

@@ -41,6 +41,7 @@ def add_openai_routes(app: FastAPI, service: ChatService) -> None:
             [choice_params(params, number) for number in range(asked.n)],
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            timeout=asked.timeout,
             options={"add_special_tokens": asked.add_special_tokens},
             names=asked.engine_names(),
         )

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from minisgl.request import MAX_CACHE_SALT, MAX_LOGPROBS, MAX_PRIORITY, MAX_SEED, MAX_WHOLE
 from minisgl.server.chat.convert import chat_request
 from minisgl.server.errors import in_words_of
-from minisgl.server.fields import Nested, NotOffered, RequestModel
+from minisgl.server.fields import Nested, NotOffered, RequestModel, Timeout
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.fields import documented
 from minisgl.server.responses.items import chat_messages
@@ -162,6 +162,8 @@ class ResponsesRequest(RequestModel):
     """A higher number is served earlier; not in OpenAI's API."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
     """Only requests with the same one share cached prefixes; not in OpenAI's API."""
+    timeout: Timeout | None = None
+    """Seconds that the answer may take in all; then it ends with 504; not in OpenAI's API."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Extra variables of the chat template; not in OpenAI's API."""
     user: str | None = None
@@ -209,6 +211,7 @@ class ResponsesRequest(RequestModel):
                     "stream": self.stream,
                     "priority": self.priority,
                     "cache_salt": self.cache_salt,
+                    "timeout": self.timeout,
                     "chat_template_kwargs": self.chat_template_kwargs,
                 }
             )

@@ -1,0 +1,116 @@
+"""A start that cannot succeed: its exit code, its one line, and nothing left behind."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.server_process import can_bind, running_server, session_members, wait_for
+from support.tiny_models import write_tiny_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+PATIENCE = 120
+"""Seconds: a worker imports torch first, on a machine that may do other things too."""
+
+
+def cut_weights(folder: Path) -> None:
+    [file] = folder.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def garbled_weights(folder: Path) -> None:
+    [file] = folder.glob("*.safetensors")
+    file.write_bytes(b"\xff" * 1000)
+
+
+def pickled_weights(folder: Path) -> None:
+    [file] = folder.glob("*.safetensors")
+    file.unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def garbled_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": 5}')
+
+
+def garbled_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": ["Qwen3')
+
+
+def strange_shape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 4096}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "code", "words"),
+    [
+        (cut_weights, 4, [".safetensors"]),
+        (garbled_weights, 4, [".safetensors"]),
+        (pickled_weights, 4, ["pickled weights", "convert"]),
+        (garbled_tokenizer, 4, ["tokenizer"]),
+        (garbled_config, 4, ["config.json"]),
+        (strange_shape, 4, ["shape"]),
+    ],
+)
+def test_a_model_that_cannot_be_loaded(
+    tmp_path: Path, spoil: Callable[[Path], None], code: int, words: list[str]
+) -> None:
+    folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
+    spoil(folder)
+    with running_server(folder, tmp_path, real_engine=True, real_text=True) as server:
+        assert server.wait(PATIENCE) == code
+        [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
+        assert str(folder) in line
+        assert all(word in line for word in words), line
+        assert "Traceback" not in server.stderr
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 10)
+        assert can_bind(server.port)
+
+
+@pytest.mark.slow
+def test_a_pool_that_does_not_fit_is_exit_code_5_and_names_the_setting(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
+    cache = {"num_pages": 2**40}
+    with running_server(folder, tmp_path, real_engine=True, real_text=True, cache=cache) as server:
+        assert server.wait(PATIENCE) == 5
+        [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
+        assert "cache.num_pages" in line
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 10)
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "detokenizer", "tokenizer"])
+def test_a_worker_that_is_killed_while_it_starts_ends_the_start(
+    tmp_path: Path, victim: str
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    # No worker serves yet: the scheduler takes a minute, and the start waits for all of them.
+    with running_server(model, tmp_path, fake={"startup": 60}) as server:
+        # The server, its workers, and the tracker of multiprocessing's resources.
+        wait_for(lambda: len(session_members(server.process.pid)) == 5, "the workers")
+        pid = server.children()[victim]
+        os.kill(pid, signal.SIGKILL)
+        assert server.wait(30) == 7
+        [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
+        assert f"the {victim} process" in line
+        assert "was killed by SIGKILL" in line
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 5)
+
+
+def test_a_server_that_is_killed_while_it_starts_takes_its_workers_along(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    with running_server(model, tmp_path, fake={"startup": 60}) as server:
+        wait_for(lambda: len(session_members(server.process.pid)) == 5, "the workers")
+        server.kill(signal.SIGKILL)
+        server.process.wait()
+        wait_for(lambda: not session_members(server.process.pid), "the end of the workers")
+        assert can_bind(server.port)
