@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from support.patience import PATIENCE
+
 openai = pytest.importorskip("openai", reason="the package openai is not installed")
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
@@ -115,7 +117,7 @@ def test_a_client_that_leaves_frees_its_place(client, server):
         while httpx.get(f"{server}/health").json()["num_running"]:
             await asyncio.sleep(0.2)
 
-    asyncio.run(asyncio.wait_for(until_idle(), 30))
+    asyncio.run(asyncio.wait_for(until_idle(), PATIENCE))
 
 
 def test_a_json_object_is_json(client):

@@ -14,6 +14,7 @@ import pytest
 from minisgl.plugins import AttentionBackendRecord
 from support.distributions import ROOT
 from support.markdown import blocks
+from support.patience import PATIENCE
 from support.server_process import wait_for
 
 README = ROOT / "README.md"
@@ -62,13 +63,12 @@ def server(tmp_path_factory) -> Iterator[tuple[str, str]]:
                     or process.poll() is not None
                 ),
                 "the server",
-                seconds=240,
             )
             assert isinstance(found, re.Match), output.read_text()
             yield found[1], found[2]
         finally:
             process.terminate()
-            code = process.wait(60)
+            code = process.wait(PATIENCE)
     assert code == 0, output.read_text()
 
 

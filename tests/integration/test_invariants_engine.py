@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minisgl import LLM, SamplingParams
@@ -62,6 +62,15 @@ def alone(model: Path) -> list[tuple[list[int], str]]:
 
 
 @pytest.mark.slow
+@example(
+    page_size=1,
+    spare=0,
+    rows=1,
+    budget=8,
+    scheduler={"overlap": "on", "launch": "mixed"},
+    prefix_cache="radix",
+    rounds=[list(range(len(PROMPTS)))],
+)
 @given(
     page_size=st.sampled_from([1, 2, 5, 16, 64]),
     spare=st.integers(0, 60),
@@ -105,6 +114,7 @@ def test_invariant_09_the_real_engine_gives_equal_tokens_in_any_set_up(
 
 
 @pytest.mark.slow
+@example([1, 2])
 @given(st.lists(st.integers(0, len(PROMPTS) - 1), min_size=1, max_size=8))
 @settings(max_examples=scaled(40))  # an example runs a real model
 def test_invariant_18_outputs_of_the_real_engine_do_not_depend_on_the_batch(

@@ -185,7 +185,7 @@ def run_script(model: Path, seeds: tuple[str, str], end: str) -> list[str]:
         )
         assert done.returncode == (-signal.SIGKILL if end == "killed" else 0), done.stderr
         [pid] = done.stderr.split()  # and no warning
-        wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of rank 1", 5)
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of rank 1")
         assert list(Path(temporary).iterdir()) == []
     return done.stdout.splitlines()
 

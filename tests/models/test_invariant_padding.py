@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minisgl.attention.batch import Batch
@@ -56,6 +56,7 @@ def pool_of(context: BuildContext) -> list[torch.Tensor]:
     return [part for index in layers for part in context.kv_pool.layer(index)]
 
 
+@example(prompts=[[0]], padding=[0], rubbish=50.0)
 @given(
     prompts=st.lists(st.lists(TOKEN, min_size=1, max_size=20), min_size=1, max_size=4),
     padding=st.lists(TOKEN, min_size=1, max_size=5),

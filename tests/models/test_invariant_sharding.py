@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, Qwen3MoeConfig
 
@@ -15,6 +15,22 @@ from support.forward import build_context, load_name, records
 Tensors = dict[str, torch.Tensor]
 
 
+def values(q_heads: int, kv_heads: int, **changes: Any) -> dict[str, Any]:
+    """Return a configuration of the smallest sizes, but for ``changes``."""
+    return {
+        "vocab_size": 3,
+        "hidden_size": q_heads,
+        "num_hidden_layers": 1,
+        "num_attention_heads": q_heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 4,
+        "max_position_embeddings": 32,
+        "tie_word_embeddings": False,
+        "intermediate_size": 1,
+        **changes,
+    }
+
+
 @st.composite
 def shapes(draw: st.DrawFn) -> tuple[int, type, dict[str, Any]]:
     """Ranks, and a configuration that they can share; no size need be a multiple of them."""
@@ -23,26 +39,23 @@ def shapes(draw: st.DrawFn) -> tuple[int, type, dict[str, Any]]:
     kv_heads = size * draw(st.integers(1, 2)) if draw(st.booleans()) else draw(divisors(size))
     q_heads = max(size, kv_heads) * draw(st.integers(1, 2))
     dense = draw(st.booleans())
-    values = {
-        "vocab_size": draw(st.integers(3, 70)),
-        "hidden_size": q_heads * draw(st.integers(1, 2)),
-        "num_hidden_layers": 1,
-        "num_attention_heads": q_heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": 4,
-        "max_position_embeddings": 32,
-        "tie_word_embeddings": draw(st.booleans()),
-        "intermediate_size": draw(st.integers(1, 40)),
-    }
+    found = values(
+        q_heads,
+        kv_heads,
+        vocab_size=draw(st.integers(3, 70)),
+        hidden_size=q_heads * draw(st.integers(1, 2)),
+        tie_word_embeddings=draw(st.booleans()),
+        intermediate_size=draw(st.integers(1, 40)),
+    )
     if dense:
-        values |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
-        return size, LlamaConfig, values
-    values |= {
+        found |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
+        return size, LlamaConfig, found
+    found |= {
         "num_experts": draw(st.integers(1, 4)),
         "num_experts_per_tok": 1,
         "moe_intermediate_size": draw(st.integers(1, 20)),
     }
-    return size, Qwen3MoeConfig, values
+    return size, Qwen3MoeConfig, found
 
 
 def divisors(size: int) -> st.SearchStrategy[int]:
@@ -92,6 +105,7 @@ def shard_and_gather(models: list[BaseLLMModel], checkpoint: Tensors) -> Tensors
     return gathered
 
 
+@example((2, LlamaConfig, values(2, 1, vocab_size=3)))
 @given(shapes())
 def test_invariant_20_shards_of_1_to_8_ranks_gather_to_the_checkpoint(
     shape: tuple[int, type, dict[str, Any]],
@@ -109,16 +123,24 @@ def test_invariant_20_shards_of_1_to_8_ranks_gather_to_the_checkpoint(
         assert torch.equal(gathered[name], tensor), name
 
 
-@given(size=st.integers(1, 8), kv_unit=st.integers(1, 3), group=st.integers(1, 4), data=st.data())
+@st.composite
+def ranks_and_heads(draw: st.DrawFn) -> tuple[int, int]:
+    """Ranks, and KV heads that they share: whole ones each, or one for several of them."""
+    size = draw(st.integers(1, 8))
+    return size, draw(divisors(size) | st.integers(1, 3).map(lambda each: size * each))
+
+
+@example(ranks_and_kv=(4, 2), group=1)
+@given(ranks_and_kv=ranks_and_heads(), group=st.integers(1, 4))
 def test_invariant_20_every_query_head_finds_its_kv_head_on_its_rank(
-    size: int, kv_unit: int, group: int, data: st.DataObject
+    ranks_and_kv: tuple[int, int], group: int
 ) -> None:
     """All query heads once, and each next to the KV head that it had on one rank.
 
     Catches: KV heads replicated in turn instead of in blocks, which loses no weight and computes
     another model.
     """
-    num_kv = data.draw(divisors(size) | st.just(size * kv_unit), label="KV heads")
+    size, num_kv = ranks_and_kv
     num_q = max(size, num_kv) * group
     seen = []
     for rank in range(size):

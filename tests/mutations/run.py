@@ -26,8 +26,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SOURCES = ("minisgl-core/src", "minisgl-models/src", "tests")
-SEED = 0
-TIMEOUT_S = 180
+TIMEOUT_S = 240
+"""Of a run that draws no examples."""
 
 # Errors that say that the patched code is no program, or that hypothesis found no examples.
 _NO_VERDICT = {
@@ -73,10 +73,17 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """The named test failed: with which errors, after how many seconds."""
+    """The named test failed.
+
+    Attributes:
+        errors: of which kinds.
+        seconds: that it took.
+        example: of a property test, as hypothesis prints it.
+    """
 
     errors: tuple[str, ...]
     seconds: float
+    example: str
 
 
 def mutations(folder: Path = HERE) -> list[Mutation]:
@@ -98,8 +105,13 @@ def read(path: Path) -> Mutation:
     return Mutation(path, int(fields["Invariant"]), fields["Fault"], fields["Test"])
 
 
-def run(mutation: Mutation, *, seed: int = SEED) -> Caught:
+def run(mutation: Mutation, *, seed: int | None = None) -> Caught:
     """Apply the mutation to a fresh copy and run its test there.
+
+    Args:
+        mutation: which.
+        seed: of the examples that a property test draws; ``None`` draws none, so that what is
+            caught is caught by the examples that the test names itself, in every run.
 
     Raises:
         MutationError: the test passed, or something else than the test failed.
@@ -139,28 +151,30 @@ def _apply(mutation: Mutation, copy: Path) -> None:
         raise MutationError(f"{mutation.name} does not apply:\n{done.stderr}")
 
 
-def _run_test(mutation: Mutation, copy: Path, seed: int) -> Caught:
+def _run_test(mutation: Mutation, copy: Path, seed: int | None) -> Caught:
     report, output = copy / "outcomes.json", copy / "output.txt"
     arguments = [
         *(mutation.test, "-x", "-q", "--no-header", "-p", "no:cacheprovider"),
         *("-p", "support.outcomes", f"--outcomes={report}"),
         *("-p", "pytest_timeout", "-o", "timeout=0"),
-        *("-p", "_hypothesis_pytestplugin", "--hypothesis-profile=mutation"),
+        *("-p", "_hypothesis_pytestplugin", f"--hypothesis-seed={seed or 0}"),
+        f"--hypothesis-profile={'explicit' if seed is None else 'drawn'}",
         # What was imported before pytest began cannot have its own assertions explained.
-        *(f"--hypothesis-seed={seed}", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
+        *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
     ]
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["hypothesis.stateful", "pytest", "torch", "transformers"])
     began = time.monotonic()
     process = processes.Process(target=_pytest, args=(copy, arguments, output))
     process.start()
-    process.join(TIMEOUT_S)
+    process.join(TIMEOUT_S if seed is None else None)
     if process.is_alive():
         process.kill()
         process.join()
         raise MutationError(f"{mutation.name}: no verdict after {TIMEOUT_S} s")
     seconds = time.monotonic() - began
-    printed = "\n".join(output.read_text(errors="replace").splitlines()[-30:])
+    whole = output.read_text(errors="replace")
+    printed = "\n".join(whole.splitlines()[-30:])
     if process.exitcode == 0:
         raise MutationError(f"{mutation.name} survives: {mutation.test} passes with it")
     if process.exitcode != 1 or not report.is_file():
@@ -168,7 +182,7 @@ def _run_test(mutation: Mutation, copy: Path, seed: int) -> Caught:
     errors = _errors(mutation, json.loads(report.read_text(encoding="utf-8")), copy)
     if errors is None:
         raise MutationError(f"{mutation.name}: the test did not judge the fault:\n{printed}")
-    return Caught(errors, seconds)
+    return Caught(errors, seconds, _example(whole))
 
 
 def _pytest(copy: Path, arguments: list[str], output: Path) -> None:
@@ -190,6 +204,14 @@ def _pytest(copy: Path, arguments: list[str], output: Path) -> None:
     sys.exit(int(pytest.main(arguments)))
 
 
+def _example(output: str) -> str:
+    """Return the failing example that hypothesis has printed, without pytest's margin."""
+    found = re.search(
+        r"(?:Falsifying example|Failing test case): (.*?)\n\S*\s*\n", output, re.DOTALL
+    )
+    return re.sub(r"\nE {1,11}", "\n", found[1]) if found else ""
+
+
 def _errors(mutation: Mutation, outcomes: dict[str, object], copy: Path) -> tuple[str, ...] | None:
     """Return the errors of the named test's failure; ``None`` if they are no verdict."""
     if not Path(str(outcomes["minisgl"])).is_relative_to(copy):
@@ -197,7 +219,7 @@ def _errors(mutation: Mutation, outcomes: dict[str, object], copy: Path) -> tupl
     failures = outcomes["failures"]
     assert isinstance(failures, list)
     for failure in failures:
-        named = re.split(r"::runTest|\[", failure["test"])[0] == mutation.test
+        named = re.split(r"::test_\w+_lives|\[", failure["test"])[0] == mutation.test
         if named and failure["phase"] == "call" and not _NO_VERDICT & set(failure["errors"]):
             return tuple(failure["errors"])
     return None
@@ -207,7 +229,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the named mutations, or all; returns how many prove nothing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="patches, without .patch [all]")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the examples [%(default)s]")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="draw examples with it, and print the one that fails [those in the tests]",
+    )
     parser.add_argument("--table", action="store_true", help="print the table of the README")
     options = parser.parse_args(arguments)
     found = {one.name: one for one in mutations()}
@@ -222,6 +248,8 @@ def main(arguments: Sequence[str]) -> int:
         try:
             caught = run(found[name], seed=options.seed)
             _say(f"{name:44} caught in {caught.seconds:5.1f} s: {', '.join(caught.errors)}")
+            if options.seed is not None:
+                _say(caught.example)
         except MutationError as error:
             num_wrong += 1
             _say(f"{name:44} WRONG: {error}")

@@ -73,12 +73,20 @@ class Audit:
         self.follower = PlanFollower(*table.pages.shape)
         launch, step = harness.engine.forward_batch, harness.step
 
+        failures: list[AssertionError] = []
+
         def audited_launch(plan: BatchPlan) -> Any:
-            self.launched(plan, self.follower.apply(plan))
+            try:
+                self.launched(plan, self.follower.apply(plan))
+            except AssertionError as failure:
+                failures.append(failure)  # the scheduler takes it for a failed step
+                raise
             return launch(plan)
 
         def audited_step() -> None:
             step()
+            if failures:
+                raise failures[0]
             self.stepped()
 
         harness.engine.forward_batch = audited_launch  # type: ignore[method-assign]

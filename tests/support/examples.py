@@ -9,22 +9,23 @@ DEFAULT, DEEP = 200, 5_000
 
 
 def register_profiles() -> None:
-    """Register ``default``, ``deep`` (``make test-deep``) and ``mutation``, and load ``default``.
+    """Register ``default``, ``deep`` (``make test-deep``) and those of mutations; load ``default``.
 
     Examples have no deadline, since machines differ, and a failing one prints the decorator that
-    repeats it. ``mutation`` only has to find a failure: it does not look for the smallest one.
+    repeats it. ``explicit`` draws none: what it catches, it catches in every run.
     """
     default = settings(max_examples=DEFAULT, deadline=None, print_blob=True)
     settings.register_profile("default", default)
     settings.register_profile("deep", default, max_examples=DEEP)
-    settings.register_profile(
-        "mutation",
+    of_mutations = settings(
         default,
-        phases=(Phase.explicit, Phase.generate),
         report_multiple_bugs=False,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
+    settings.register_profile("explicit", of_mutations, phases=[Phase.explicit])
+    drawn = [Phase.generate, Phase.shrink]
+    settings.register_profile("drawn", of_mutations, max_examples=1_000, phases=drawn)
     settings.load_profile("default")
 
 

@@ -4,7 +4,8 @@ Speaks the real messages through the real transport, so that everything around i
 without torch. ``backend_options.fake`` steers it: ``delay`` (seconds a step), ``log`` (file that
 gets a line for each event), ``fail`` (how to fail at start: ``load``, ``crash`` or ``exit``),
 ``startup`` (seconds until ready), ``deaf`` (ignore ``Shutdown``), ``first_step`` (seconds that the
-first step with a request takes, in Python if ``computing``, else asleep).
+first step with a request takes, in Python if ``computing``, else asleep), ``gate`` (a file: before
+it exists no answer gets more than its first token).
 """
 
 import logging
@@ -75,6 +76,7 @@ class EchoScheduler:
         self._deaf = bool(options.get("deaf", False))
         self._first_step = float(options.get("first_step", 0))
         self._computes = bool(options.get("computing", False))
+        self._gate = Path(options["gate"]) if "gate" in options else None
         self._log = Path(options["log"]) if "log" in options else None
         self._running: dict[int, _Running] = {}
         self._num_steps = 0
@@ -146,6 +148,8 @@ class EchoScheduler:
         for uid, running in list(self._running.items()):
             request = running.request
             prompt, params = request.prompt, request.params
+            if self._gate and running.num_tokens and not self._gate.exists():
+                continue
             if running.num_tokens == 0:
                 batch.start(request)
             token = int(prompt[running.num_tokens % len(prompt)])

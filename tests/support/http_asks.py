@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from support.in_process_engine import Served, served
+from support.patience import PATIENCE
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -18,7 +19,7 @@ def run(scenario: Callable[[Served], Awaitable[Any]], **options: Any) -> Any:
 
     async def main() -> Any:
         async with served(**options) as server:
-            return await asyncio.wait_for(scenario(server), 30)
+            return await asyncio.wait_for(scenario(server), PATIENCE)
 
     return asyncio.run(main())
 

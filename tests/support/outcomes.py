@@ -29,7 +29,8 @@ class _Collector:
         self._failures: list[dict[str, object]] = []
 
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-        if call.excinfo is not None:
+        # One that is skipped has judged nothing.
+        if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
             errors = [type(error).__name__ for error in _leaves(call.excinfo.value)]
             self._failures.append({"test": item.nodeid, "phase": call.when, "errors": errors})
 

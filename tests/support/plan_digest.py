@@ -1,12 +1,11 @@
 """Hashes every byte of the plans of a schedule, in a process of its own with its own hash seed.
 
 As a script it reads one schedule a line and answers each with a digest. A rank's memory looks
-different from another's, so the script also keeps some of it occupied: an order by identity is
-then as likely to differ as one by hash.
+different from another's, so requests are hashed by the seed as well, instead of by their place in
+memory: sets of them have orders that certainly differ.
 """
 
 import json
-import random
 import subprocess
 import sys
 from dataclasses import asdict
@@ -19,6 +18,7 @@ import numpy as np
 from minisgl.engine.plan_codec import encode_plan, plan_words
 from minisgl.message import GenerateRequest
 from minisgl.request import SamplingParams
+from minisgl.scheduler.request_state import RequestState
 from support.schedules import Ask
 from support.scheduling import Client, Harness
 
@@ -93,10 +93,8 @@ def _ask(fields: dict[str, Any]) -> Ask:
 
 
 def _serve(seed: int) -> None:
-    generator = random.Random(seed)
+    RequestState.__hash__ = lambda self: hash(f"{seed} {self.uid}")  # type: ignore[method-assign]
     for line in sys.stdin:
-        ballast = [bytearray(generator.randrange(1024)) for _ in range(generator.randrange(400))]
-        del ballast[:: generator.randrange(1, 4) + 1]
         message = json.loads(line)
         schedule = [_ask(fields) for fields in message["schedule"]]
         print(digest(message["set_up"], schedule), flush=True)  # noqa: T201

@@ -124,6 +124,24 @@ def set_ups(
     }
 
 
+def plain(**changes: Any) -> dict[str, Any]:
+    """Return the plainest of the set-ups, but for ``changes``."""
+    return {
+        "page_size": 1,
+        "num_pages": MAX_PROMPT + MAX_TOKENS,
+        "max_seq_len": MAX_PROMPT + MAX_TOKENS + 4,
+        "rows": 1,
+        "budget": 1,
+        "overlap": False,
+        "mixed": False,
+        "cache": "radix",
+        "lazy": False,
+        "policy": "decode-first",
+        "order": "fcfs",
+        **changes,
+    }
+
+
 def run(set_up: dict[str, Any], schedule: list[Ask], audit: Audit | None = None) -> Harness:
     """Play a schedule to its end; ``audit`` looks on."""
     harness = Harness(**set_up)

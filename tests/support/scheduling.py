@@ -162,5 +162,8 @@ class Harness:
                 assert not client.reasons, "two terminal events"
                 client.reasons.append(reason)
                 client.num_cached = cached
-                client.failures.append(failure.message if failure else "")
+                message = failure.message if failure else ""
+                # A step that fails by itself is a fault, of the scheduler or of the fake engine.
+                assert "the engine failed: " not in message or "injected" in message, message
+                client.failures.append(message)
                 client.statuses.append(failure.status if failure else 0)

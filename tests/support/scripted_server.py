@@ -5,10 +5,12 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-Piece = bytes | float
-"""Bytes to send, or seconds to wait."""
+from support.patience import PATIENCE
+
+Piece: TypeAlias = "bytes | float | Callable[[ScriptedServer], bool]"
+"""Bytes to send, seconds to wait, or what to wait for."""
 
 Script = Callable[[int, str, bytes], Sequence[Piece]]
 """What to answer to the request of this number, with this first line and this body."""
@@ -63,13 +65,13 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
         await asyncio.gather(*others, return_exceptions=True)
         await asyncio.sleep(0)  # transports close in the loop's next turn
 
-    listener, server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    listener, server = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE)
     try:
         yield server
     finally:
-        asyncio.run_coroutine_threadsafe(stop(listener), loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(listener), loop).result(PATIENCE)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(PATIENCE)
         loop.close()
 
 
@@ -92,6 +94,9 @@ async def _answer(
                 return False
             if isinstance(piece, float):
                 await asyncio.sleep(piece)
+            elif callable(piece):
+                while not piece(server):
+                    await asyncio.sleep(0.005)
             else:
                 writer.write(piece)
                 await writer.drain()
@@ -109,7 +114,7 @@ def whole(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
 def chunked(*pieces: Piece) -> list[Piece]:
     """Return a response in HTTP chunks, one for each piece."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    framed = [p if isinstance(p, float) else b"%x\r\n%s\r\n" % (len(p), p) for p in pieces]
+    framed = [b"%x\r\n%s\r\n" % (len(p), p) if isinstance(p, bytes) else p for p in pieces]
     return [head, *framed, b"0\r\n\r\n"]
 
 

@@ -15,18 +15,30 @@ from typing import Any
 
 import httpx
 
+from support.patience import PATIENCE
+
 SCRIPT = Path(__file__).with_name("run_fake_server.py")
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 30) -> Any:
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
     """Return the first true value of ``condition``."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
             if value := condition():
                 return value
         time.sleep(0.02)
-    raise AssertionError(f"waited {seconds} s for {what}")
+    raise AssertionError(f"waited {PATIENCE:g} s for {what}")
+
+
+def get(url: str, **options: Any) -> httpx.Response:
+    """Ask, and wait longer for the answer than httpx does of itself."""
+    return httpx.get(url, timeout=PATIENCE, **options)
+
+
+def post(url: str, **options: Any) -> httpx.Response:
+    """Post, and wait longer for the answer than httpx does of itself."""
+    return httpx.post(url, timeout=PATIENCE, **options)
 
 
 def free_port() -> int:
@@ -89,7 +101,7 @@ class ServerProcess:
     def wait_ready(self, seconds: float = 60) -> "ServerProcess":
         def ready() -> bool:
             assert self.process.poll() is None, self.stderr
-            return httpx.get(f"{self.url}/health").status_code == 200
+            return get(f"{self.url}/health").status_code == 200
 
         wait_for(ready, "the server", seconds)
         return self
@@ -114,8 +126,9 @@ class ServerProcess:
     def kill(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 20) -> int:
-        return self.process.wait(seconds)
+    def wait(self) -> int:
+        """Wait for its end; returns its exit code."""
+        return self.process.wait(PATIENCE)
 
     def clean_up(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -179,12 +192,12 @@ def serving(model: str, log: Path, *flags: str) -> Iterator[str]:
 
             def ready() -> bool:
                 assert process.poll() is None, log.read_text()
-                return httpx.get(f"{url}/health").status_code == 200
+                return get(f"{url}/health").status_code == 200
 
-            wait_for(ready, "the server", seconds=120)
+            wait_for(ready, "the server")
             yield url
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0, log.read_text()
+            assert process.wait(PATIENCE) == 0, log.read_text()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,16 +1,17 @@
 """``minisgl bench kernels``: cases, what is counted, and lines of the table, on a CPU."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from minisgl.benchmark import attention_cases
+from minisgl.benchmark import attention_cases, timing
 from minisgl.benchmark.attention_cases import PRESETS, AttentionRig, make_batch, parse_case
 from minisgl.benchmark.op_cases import model_shape, op_cases
 from minisgl.benchmark.published import write_config
-from minisgl.benchmark.timing import num_copies, time_calls
+from minisgl.benchmark.timing import num_copies
 from minisgl.cli import main
 from minisgl.errors import SettingsError, UnsupportedBackendError
 from minisgl.kernel.ops import OpTable
@@ -254,12 +255,14 @@ def test_an_unknown_backend_is_refused(capsys):
     assert "Nearest: 'torch'" in capsys.readouterr().err
 
 
-def test_the_time_of_a_call_is_shared_among_all():
+def test_the_time_of_a_call_is_shared_among_all(monkeypatch):
+    """Each call takes two seconds of a clock that stands still otherwise."""
     seen = []
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: 2.0 * len(seen)))
     calls = [lambda: seen.append(1), lambda: seen.append(2)]
-    timing = time_calls(calls, CPU, graph=True, shortest_s=0.001)
-    assert timing.clock == "clock"
-    assert 0 < timing.seconds < 0.001
+    found = timing.time_calls(calls, CPU, graph=True, shortest_s=20.0)
+    assert found.clock == "clock"
+    assert found.seconds == 2
     assert seen.count(1) == seen.count(2) > 5
 
 

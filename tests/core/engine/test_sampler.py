@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minisgl.engine import sampler
@@ -73,10 +73,17 @@ BATCHES = st.lists(PARAMS, min_size=1, max_size=5)
 VOCABS = st.sampled_from([5, 300, 1500])
 
 
+def sampled(temperature: float = 1.0, **filters: Any) -> dict[str, Any]:
+    """A row without filters but for those named."""
+    plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0}
+    return {"temperature": temperature, **plain, **filters}
+
+
 def logits_for(params: list[dict[str, Any]], vocab: int, seed: int) -> torch.Tensor:
     return torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(seed)) * 4
 
 
+@example([sampled(0.3, top_p=0.05), sampled(0.0)], 5, 0)
 @given(BATCHES, VOCABS, st.integers(0, 9))
 def test_invariant_18_greedy_is_argmax_in_any_batch_and_so_is_top_k_1(
     params: list[dict[str, Any]], vocab: int, seed: int
@@ -91,6 +98,7 @@ def test_invariant_18_greedy_is_argmax_in_any_batch_and_so_is_top_k_1(
             assert token == int(logits[row].argmax())
 
 
+@example([sampled(2.5, top_p=0.05, seed=3)], 5, 0)
 @given(BATCHES, VOCABS, st.integers(0, 9))
 def test_invariant_18_samples_lie_in_the_filtered_set(
     params: list[dict[str, Any]], vocab: int, seed: int
@@ -102,6 +110,7 @@ def test_invariant_18_samples_lie_in_the_filtered_set(
             assert token in allowed(logits[row], params[row])
 
 
+@example([sampled(0.0), sampled()], 5, 0)
 @given(BATCHES, VOCABS, st.integers(0, 9))
 def test_invariant_18_a_seeded_row_draws_the_same_noise_in_any_batch(
     params: list[dict[str, Any]], vocab: int, seed: int

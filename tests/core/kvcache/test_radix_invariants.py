@@ -3,11 +3,12 @@
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minisgl.kvcache.radix_cache import RadixPrefixCache
+from support.lives import machine_tests
 from support.plain_cache import PlainCache, Prefix
 
 # Long common beginnings: otherwise edges are short, and few of them are ever split.
@@ -158,14 +159,72 @@ class Eviction(PrefixCacheMachine):
                 assert self.plain.used[kept] >= self.plain.used[prefix], "a more recent one went"
 
 
-TestInvariant04TreeAccounting = TreeAccounting.TestCase
-TestInvariant05HandlesKeepTheirPages = Handles.TestCase
-TestInvariant07EvictionIsLeastRecentlyUsed = Eviction.TestCase
-TestInvariant04TreeAccounting.settings = settings(stateful_step_count=30)
-TestInvariant05HandlesKeepTheirPages.settings = settings(stateful_step_count=30)
-TestInvariant07EvictionIsLeastRecentlyUsed.settings = settings(stateful_step_count=30)
+def one_page_comes_and_goes(state: Any) -> None:
+    state.start(page_size=1, block_pages=1)
+    state.insert(tokens=[0])
+    state.evict(num_pages=1)
 
 
+def a_locked_edge_is_split(state: Any) -> None:
+    state.start(page_size=1, block_pages=2)
+    state.insert(tokens=[0, 1])
+    state.lock(tokens=[0, 1, 0])
+    state.insert(tokens=[0])
+
+
+def a_prefix_comes_twice(state: Any) -> None:
+    state.forget()
+    state.start(page_size=1, block_pages=1)
+    state.insert(tokens=[0])
+    state.insert(tokens=[0])
+
+
+def a_handle_ends_within_an_edge(state: Any) -> None:
+    state.forget()
+    state.start(page_size=1, block_pages=2)
+    state.insert(tokens=[0, 1])
+    state.lock(tokens=[0, 1])
+
+
+def a_locked_leaf_is_all_there_is(state: Any) -> None:
+    state.start(page_size=1, block_pages=1)
+    state.insert(tokens=[0])
+    state.lock(tokens=[0, 1])
+    state.evict(num_pages=1)
+
+
+def the_older_leaf_was_used_last(state: Any) -> None:
+    state.start(page_size=1, block_pages=1)
+    state.insert(tokens=[0, 0])
+    state.insert(tokens=[0, 1])
+    state.lock(tokens=[0, 0, 0])
+    state.unlock(which=0)
+    state.evict(num_pages=1)
+
+
+def two_pages_of_one_path_go(state: Any) -> None:
+    state.start(page_size=1, block_pages=1)
+    state.insert(tokens=[0, 0])
+    state.evict(num_pages=2)
+
+
+TestInvariant04TreeAccounting = machine_tests(
+    TreeAccounting, one_page_comes_and_goes, a_locked_edge_is_split, steps=30
+)
+TestInvariant05HandlesKeepTheirPages = machine_tests(
+    Handles, a_prefix_comes_twice, a_handle_ends_within_an_edge, steps=30
+)
+TestInvariant07EvictionIsLeastRecentlyUsed = machine_tests(
+    Eviction,
+    a_locked_leaf_is_all_there_is,
+    the_older_leaf_was_used_last,
+    two_pages_of_one_path_go,
+    steps=30,
+)
+
+
+@example(page_size=1, life=[([0], True), ([0], False)])
+@example(page_size=1, life=[([0, 1], True), ([0, 0], True), ([0, 1, 2], False)])
 @given(
     page_size=st.sampled_from([1, 2, 3]),
     # A sequence is inserted, or only asked for.

@@ -8,6 +8,7 @@ import pytest
 from minisgl import LLM, AsyncLLM, SamplingParams
 from minisgl.errors import RequestError
 from minisgl.llm import GenerationChunk
+from support.patience import PATIENCE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
@@ -52,10 +53,9 @@ def test_leaving_the_loop_early_aborts(tiny_path: Path) -> None:
             async for _ in stream:
                 break
             await stream.aclose()  # type: ignore[attr-defined]
-            for _ in range(200):
-                if not llm._session.has_work:
-                    break
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(PATIENCE):
+                while llm._session.has_work:
+                    await asyncio.sleep(0.01)
             assert llm._session._scheduler.num_running == 0
 
     asyncio.run(main())

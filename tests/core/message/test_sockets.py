@@ -36,6 +36,7 @@ from minisgl.message.sockets import (
     private_addresses,
 )
 from minisgl.request import SamplingParams
+from support.patience import PATIENCE
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_messages_arrive_in_order_and_whole(context, addresses) -> None:
         sender.send(message)
     received = []
     while len(received) < len(sent):
-        received += inbox.receive(5)
+        received += inbox.receive(PATIENCE)
     assert received == sent
     inbox.close()
     sender.close()
@@ -102,7 +103,7 @@ def test_a_sender_may_connect_before_the_receiver_exists(context, addresses) -> 
     sender = PushSocket(context, addresses.scheduler, BackendMessage)
     sender.send(Ping(7))
     inbox = PullSocket(context, addresses.scheduler, BackendMessage)
-    assert inbox.receive(5) == [Ping(7)]
+    assert inbox.receive(PATIENCE) == [Ping(7)]
     inbox.close()
     sender.close()
 
@@ -138,9 +139,9 @@ def test_garbage_is_dropped_and_counted_with_one_warning(
         raw.send(garbage)
         raw.send(garbage)
         while inbox.num_dropped < 2:
-            assert inbox.receive(5) == []
+            assert inbox.receive(PATIENCE) == []
     sender.send(Ping(3))
-    assert inbox.receive(5) == [Ping(3)]
+    assert inbox.receive(PATIENCE) == [Ping(3)]
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
     raw.close(linger=0)
     sender.close()
@@ -157,9 +158,9 @@ def test_async_receiver_gets_messages_sent_from_its_own_loop(addresses) -> None:
         for sequence in range(50):
             sender.send(Pong(sequence, 0, 0, 0, 0, 0))
             if sequence % 10 == 9:
-                received += await asyncio.wait_for(inbox.receive(), 5)
+                received += await asyncio.wait_for(inbox.receive(), PATIENCE)
         while len(received) < 50:
-            received += await asyncio.wait_for(inbox.receive(), 5)
+            received += await asyncio.wait_for(inbox.receive(), PATIENCE)
         sender.close()
         inbox.close()
         context.destroy(linger=0)

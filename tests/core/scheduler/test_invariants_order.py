@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minisgl.engine.plan import BatchPlan
@@ -14,7 +14,7 @@ from minisgl.scheduler.waiting import SKIP_LIMIT
 from support.audit import Audit, Feed
 from support.examples import scaled
 from support.fake_engine import VOCAB, generate
-from support.schedules import Ask, run, schedules, set_ups
+from support.schedules import Ask, plain, run, schedules, set_ups
 from support.scheduling import Client, Harness
 
 FIELDS = (
@@ -45,6 +45,7 @@ def check_answer(harness: Harness, prompt: list[int], params: SamplingParams, pr
     return reason
 
 
+@example(value=2**31, priority=0, set_up=plain())
 @given(
     value=st.sampled_from(WHOLE + OTHER),
     priority=st.integers(-(2**40), 2**40),
@@ -73,6 +74,7 @@ def test_invariant_14_any_parameters_get_an_answer_and_the_next_request_is_serve
             assert refusal.param in FIELDS
 
 
+@example(prompt=[VOCAB], set_up=plain())
 @given(prompt=ANY_PROMPT, set_up=set_ups())
 def test_invariant_14_any_token_ids_get_an_answer_and_the_next_request_is_served(
     prompt: list[int], set_up: dict[str, Any]
@@ -104,6 +106,7 @@ class StepsWithoutToken(Audit):
                 self.worst = max(self.worst, self.now - since)
 
 
+@example(page_size=1, rows=4, budget=1, overlap=False, mixed=False)
 @given(
     page_size=st.integers(1, 16),
     rows=st.integers(2, 6),
@@ -156,6 +159,7 @@ class Admissions(Audit):
         self.uids += [self.scheduler.table.owner(row).uid for row in rows]
 
 
+@example(large=15, rows=5, page_size=4, before=7, arrivals=1, budget=8)
 @given(
     large=st.integers(15, 24),
     rows=st.integers(2, 8),
@@ -228,6 +232,9 @@ class Chunks(Audit):
                 assert feed.sampled == is_last, "a token follows the last chunk and no other"
 
 
+@example(plain(rows=2, budget=2), [Ask(0, (2,), 1), Ask(0, (2, 2), 1)])
+@example(plain(), [Ask(0, (2, 2), 1)])
+@example(plain(overlap=True), [Ask(0, (2, 2), 1)])
 @given(set_ups(), schedules(max_size=6))
 def test_invariant_16_chunks_concatenate_to_the_prompt(
     set_up: dict[str, Any], schedule: list[Ask]

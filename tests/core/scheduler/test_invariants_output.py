@@ -2,15 +2,23 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from minisgl.message import StopFound
-from support.schedules import Ask, answers, asks, play, run, schedules, set_ups, submit
+from support.lives import machine_tests
+from support.schedules import Ask, answers, asks, plain, play, run, schedules, set_ups, submit
 from support.scheduling import Harness
 
 
+@example(plain(), plain(overlap=True), [Ask(0, (2,), 3), Ask(0, (2, 2), 8, ignore_eos=True)])
+@example(plain(), plain(), [Ask(0, (5, 6, 2), 1, min_tokens=1)])
+@example(  # the second one is retracted
+    plain(),
+    plain(rows=2, budget=5, cache="naive"),
+    [Ask(0, (2, 3, 4, 5) * 2 + (2, 3, 2), 9), Ask(0, (2, 3, 4, 5) * 2 + (2, 3, 4, 2), 7)],
+)
 @given(set_ups(), set_ups(), schedules())
 def test_invariant_09_no_set_up_changes_a_token_or_a_reason(
     one: dict[str, Any], other: dict[str, Any], schedule: list[Ask]
@@ -93,10 +101,30 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert counted in self.cuts[uid]
 
 
-TestInvariant10OneTerminalEvent = SchedulerMachine.TestCase
-TestInvariant10OneTerminalEvent.settings = settings(stateful_step_count=25)
+def an_abort_comes_while_a_token_is_in_flight(state: Any) -> None:
+    state.start(set_up=plain(overlap=True))
+    state.submit(ask=Ask(0, (2,), 3))
+    state.step(count=2)
+    state.abort(which=0)
+    state.step(count=1)
 
 
+def a_stop_string_is_found_one_token_back(state: Any) -> None:
+    state.start(set_up=plain())
+    state.submit(ask=Ask(0, (2,), 3))
+    state.step(count=2)
+    state.find_stop_string(which=0, back=1)
+
+
+TestInvariant10OneTerminalEvent = machine_tests(
+    SchedulerMachine,
+    an_abort_comes_while_a_token_is_in_flight,
+    a_stop_string_is_found_one_token_back,
+    steps=25,
+)
+
+
+@example(plain(lazy=True), 1, [Ask(0, (2, 2), 9), Ask(0, (2,), 1)])
 @given(
     set_up=set_ups(max_spare=0, lazy=True),
     rows=st.integers(1, 3),
@@ -115,9 +143,17 @@ def test_invariant_11_writes_as_late_as_streams_allow_corrupt_no_recycled_row_or
     assert answers(harness, schedule) == [(ask.tokens, [ask.reason]) for ask in schedule]
 
 
-@given(set_ups(max_spare=1, max_budget=8), schedules(max_size=5), st.data())
+@example(plain(), [Ask(0, (2,), 1)], 0, -1)
+@example(plain(), [Ask(0, (2, 3, 2), 1)], 0, 1)
+@example(plain(overlap=True), [Ask(0, (2, 3), 5)], 0, -1)
+@given(
+    set_up=set_ups(max_spare=1, max_budget=8),
+    schedule=schedules(max_size=5),
+    victim=st.integers(0, 4),
+    when=st.sampled_from([-1, 0, 1, 2, 3]) | st.integers(0, 10_000),
+)
 def test_invariant_12_an_abort_at_any_point_of_a_life_frees_everything_once(
-    set_up: dict[str, Any], schedule: list[Ask], data: st.DataObject
+    set_up: dict[str, Any], schedule: list[Ask], victim: int, when: int
 ) -> None:
     """Before its request, waiting, between chunks, in flight, at its last token, after its end.
 
@@ -128,10 +164,9 @@ def test_invariant_12_an_abort_at_any_point_of_a_life_frees_everything_once(
     """
     lifetime = Harness(**set_up)
     play(lifetime, schedule)
-    victim = data.draw(st.integers(0, len(schedule) - 1), label="victim")
+    victim %= len(schedule)
     last_step = len(lifetime.engine.plans) + 2
-    early = st.sampled_from([-1, 0, 1, 2, 3])
-    when = data.draw(early | st.integers(0, last_step), label="steps before the abort")
+    when = min(when, when % (last_step + 1)) if when > 0 else when
     harness = Harness(**set_up)
     if when < 0:
         harness.abort(victim)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -17,7 +17,8 @@ from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.table import TableManager
 from support.audit import Audit, Feed, cached_pages
 from support.fake_engine import generate
-from support.schedules import Ask, run, schedules, set_ups
+from support.lives import machine_tests
+from support.schedules import Ask, plain, run, schedules, set_ups
 from support.scheduling import Harness
 
 MAX_LEN = 24
@@ -139,10 +140,32 @@ class TablesAreLive(PageLife):
             assert self.ranks_pages[request.row, : len(pages)].tolist() == pages
 
 
-TestInvariant01PagesAreConserved = PagesAreConserved.TestCase
-TestInvariant01PagesAreConserved.settings = settings(stateful_step_count=30)
-TestInvariant02TablesAreLive = TablesAreLive.TestCase
-TestInvariant02TablesAreLive.settings = settings(stateful_step_count=30)
+def a_prompt_is_computed_twice(state: Any) -> None:
+    state.start(page_size=1, radix=True)
+    for _ in range(2):
+        state.admit(base=(2, 3, 4), length=1)
+        state.compute(which=0, num_tokens=1)
+        state.leave(which=0)
+
+
+def a_prefix_is_in_use_when_pages_run_out(state: Any) -> None:
+    state.start(page_size=1, radix=True)
+    state.admit(base=(2, 3, 4), length=2)
+    state.compute(which=0, num_tokens=2)
+    state.leave(which=0)
+    for _ in range(2):
+        state.admit(base=(2, 3, 4), length=2)
+    for which in (0, 1):
+        for _ in range(MAX_LEN):
+            state.compute(which=which, num_tokens=1)
+
+
+TestInvariant01PagesAreConserved = machine_tests(
+    PagesAreConserved, a_prompt_is_computed_twice, steps=30
+)
+TestInvariant02TablesAreLive = machine_tests(
+    TablesAreLive, a_prefix_is_in_use_when_pages_run_out, steps=30
+)
 
 
 class Conservation(Audit):
@@ -153,6 +176,7 @@ class Conservation(Audit):
         assert sorted(everywhere) == list(range(1, self.scheduler.cache.num_pages + 1))
 
 
+@example(plain(), [Ask(0, (2,), 1), Ask(0, (2,), 1)])
 @given(set_ups(), schedules(with_aborts=True))
 def test_invariant_01_each_page_is_in_one_place_after_every_step(
     set_up: dict[str, Any], schedule: list[Ask]
@@ -185,6 +209,7 @@ class LiveTables(Audit):
             assert set(pages) <= cached | set(self.private_pages_of(request))
 
 
+@example(plain(), [Ask(0, (2,), 1), Ask(0, (2,), 2)])
 @given(set_ups(max_spare=1), schedules(with_aborts=True))
 def test_invariant_02_no_live_table_entry_points_at_a_free_page(
     set_up: dict[str, Any], schedule: list[Ask]
@@ -215,6 +240,8 @@ class WriteSlots(Audit):
         assert len(set(slots)) == len(slots), "two tokens of a step go to one slot"
 
 
+@example(plain(), [Ask(0, (2,), 1), Ask(0, (2,), 3, abort_after=2)])
+@example(plain(rows=2), [Ask(0, (2,), 3), Ask(0, (2,), 2)])
 @given(set_ups(), schedules(with_aborts=True))
 def test_invariant_03_write_slots_are_distinct_and_owned_by_the_writer(
     set_up: dict[str, Any], schedule: list[Ask]
@@ -227,6 +254,29 @@ def test_invariant_03_write_slots_are_distinct_and_owned_by_the_writer(
     run(set_up, schedule, WriteSlots())
 
 
+@example(  # each fits alone; together they need pages that are not there
+    plain(budget=5, cache="naive"),
+    2,
+    [
+        Ask(0, (2,), 1),
+        Ask(0, (2, 3, 4, 5) * 2 + (2, 3, 2), 8),
+        Ask(0, (2, 3, 4, 5) * 3 + (2,) * 3, 5),
+    ],
+)
+@example(
+    plain(),
+    2,
+    [
+        Ask(0, (2, 3, 4, 5) * 3 + (2, 2), 12, ignore_eos=True),
+        Ask(0, (2,), 1),
+        Ask(0, (2, 3, 2), 12, priority=1),
+    ],
+)
+@example(
+    plain(page_size=3, num_pages=12, overlap=True),
+    2,
+    [Ask(0, (2,), 1), Ask(0, (2, 3, 4, 5) * 3 + (2,) * 3, 11, ignore_eos=True), Ask(0, (2, 2), 9)],
+)
 @given(set_ups(max_spare=0), st.integers(2, 5), schedules(min_size=3, last_arrival=3))
 def test_invariant_08_admission_is_sound_for_any_page_size_and_order_of_ends(
     set_up: dict[str, Any], rows: int, schedule: list[Ask]
@@ -249,6 +299,7 @@ def test_invariant_08_admission_is_sound_for_any_page_size_and_order_of_ends(
     assert stats.num_retractions == 0
 
 
+@example(page_size=1, num_pages=1, max_seq_len=3, sizes=[(1, 2)])
 @given(
     page_size=st.integers(1, 256),
     num_pages=st.integers(1, 40),

@@ -3,13 +3,13 @@
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minisgl.message import GenerateRequest, StreamStart
 from minisgl.request import SamplingParams
 from support.fake_engine import generate
-from support.schedules import Ask, play, schedules, set_ups, submit
+from support.schedules import Ask, plain, play, schedules, set_ups, submit
 from support.scheduling import Harness
 
 
@@ -135,6 +135,7 @@ EARLY = {"early": (0,), "twice": (0, 1), "late": (), "both": (1,)}
 """Which launches of four fail, by the kind of failure."""
 
 
+@example(plain(overlap=True), 1, [Ask(0, (2, 3), 1)], [(0, "late")])
 @given(
     set_ups(max_budget=6),  # prompts of several chunks
     st.sampled_from([1, 2, 4]),

@@ -11,6 +11,7 @@ import pytest
 from minisgl.errors import RequestError
 from minisgl.server import heartbeat as heartbeat_module
 from support.in_process_engine import MODEL, Served, served
+from support.patience import PATIENCE
 
 TEXT = "/v1/completions"
 LONG = {"prompt": "ace", "max_tokens": 4000}
@@ -19,7 +20,7 @@ LONG = {"prompt": "ace", "max_tokens": 4000}
 def run(scenario: Callable[[Served], Awaitable[Any]], **options: Any) -> Any:
     async def main() -> Any:
         async with served(**options) as server:
-            return await asyncio.wait_for(scenario(server), 30)
+            return await asyncio.wait_for(scenario(server), PATIENCE)
 
     return asyncio.run(main())
 
@@ -215,7 +216,7 @@ class LeavingClient:
             "client": ("test", 1),
             "server": ("test", 80),
         }
-        await asyncio.wait_for(app(scope, self.receive, self.send), 10)
+        await asyncio.wait_for(app(scope, self.receive, self.send), PATIENCE)
 
 
 async def all_ended(server: Served) -> None:

@@ -1,8 +1,8 @@
 """Compilations: shared, cached, limited in time and number, and never in anybody's way."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +10,8 @@ from minisgl.errors import RequestError
 from minisgl.request import GrammarSpec
 from minisgl.structured import CompiledGrammar, Matcher, compiler
 from minisgl.structured.compiler import Compilation, GrammarCompiler
+from support.patience import PATIENCE
+from support.server_process import wait_for
 
 
 class Grammar:
@@ -41,18 +43,19 @@ def spec(value: str) -> GrammarSpec:
 
 
 def finish(of: GrammarCompiler, *compilations: Compilation) -> None:
-    deadline = time.monotonic() + 30
-    while not all(one.done for one in compilations):
-        assert time.monotonic() < deadline
+    def over() -> bool:
         of.poll()
         of.wait(0.01)
+        return all(one.done for one in compilations)
+
+    wait_for(over, "the compilations")
 
 
 def test_one_compilation_serves_all_that_wait_and_all_that_follow() -> None:
     gate = threading.Event()
 
     def work(spec: GrammarSpec) -> CompiledGrammar:
-        gate.wait(30)
+        gate.wait(PATIENCE)
         return Grammar()
 
     backend = Backend(work)
@@ -148,39 +151,57 @@ def test_an_engine_that_cannot_be_made_is_tried_again() -> None:
     assert again.grammar is not None
 
 
-def test_the_time_to_make_the_engine_does_not_count() -> None:
+class Clock:
+    """The time of compilations, which passes when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(compiler, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def give_up(self, of: GrammarCompiler, *compilations: Compilation) -> None:
+        """Let the limit of these pass, which are all that run, once they run."""
+        wait_for(lambda: all(one.began is not None for one in compilations), "the beginning")
+        self.now += 1000
+        of.poll()
+        assert all(one.done for one in compilations)
+
+
+def test_the_time_to_make_the_engine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, gate = Clock(monkeypatch), threading.Event()
+
     def create() -> Backend:
-        time.sleep(0.3)
+        gate.wait(PATIENCE)
         return Backend()
 
-    of = GrammarCompiler(create, timeout_s=0.01)
-    compiler_grace = compiler._GRACE_S
-    try:
-        compiler._GRACE_S = 0.0  # type: ignore[misc]
-        one = of.submit(spec("a"))
-        finish(of, one)
-    finally:
-        compiler._GRACE_S = compiler_grace  # type: ignore[misc]
+    of = GrammarCompiler(create)
+    one = of.submit(spec("a"))
+    clock.now += 1000
+    of.poll()
+    assert not one.done
+    gate.set()
+    finish(of, one)
     assert one.grammar is not None
 
 
 def test_threads_that_hang_are_replaced_until_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiler, "_GRACE_S", 0.0)
+    clock = Clock(monkeypatch)
     monkeypatch.setattr(compiler, "MAX_LOST_THREADS", 3)
     gate = threading.Event()
 
     def work(spec: GrammarSpec) -> CompiledGrammar:
         if spec.value.startswith("hang"):
-            gate.wait(60)
+            gate.wait(PATIENCE)
         return Grammar()
 
     of = GrammarCompiler(lambda: Backend(work), timeout_s=0.02)
     hanging = [of.submit(spec(f"hang{i}")) for i in range(3)]
     fine = of.submit(spec("fine"))
-    finish(of, *hanging, fine)
+    clock.give_up(of, *hanging[:2])
+    finish(of, fine)
     assert fine.grammar is not None
+    clock.give_up(of, hanging[2])
     for one in hanging:
         assert one.error is not None
         assert "cannot be compiled within 0.02 s" in one.error.message
@@ -189,10 +210,7 @@ def test_threads_that_hang_are_replaced_until_there_are_too_many(
     assert refused.value.status == 503
     assert of.submit(spec("fine")).done, "what is cached is still served"
     gate.set()  # they return after all
-    deadline = time.monotonic() + 30
-    while of._num_lost:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not of._num_lost, "the threads")
     finish(of, of.submit(spec("another")))
 
 
@@ -201,17 +219,14 @@ def test_closing_stops_the_engine_once_it_is_there() -> None:
     backend = Backend()
 
     def create() -> Backend:
-        gate.wait(30)
+        gate.wait(PATIENCE)
         return backend
 
     of = GrammarCompiler(create)
     of.submit(spec("a"))
     of.close()
     gate.set()
-    deadline = time.monotonic() + 30
-    while not backend.closed:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: backend.closed, "the end of the engine")
     assert not backend.specs
     of.close()
 

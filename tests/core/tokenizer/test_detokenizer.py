@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minisgl.message import ErrorReply, Failure, StopFound, StreamStart, TextReply, TokenBatch
@@ -109,6 +109,7 @@ def test_each_token_of_plain_text_is_sent_at_once() -> None:
     assert [reply.text for reply in driver.replies] == ["a", "b", "c"]
 
 
+@example(text="a", stops=["a"], include=False)
 @given(
     text=st.text(alphabet="ab", min_size=1, max_size=12),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=3), min_size=1, max_size=2),

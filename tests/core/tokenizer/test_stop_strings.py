@@ -1,6 +1,6 @@
 """Stop strings are found whatever the cut of the text, and no part of one is sent early."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minisgl.tokenizer.stop_strings import StopFinder
@@ -27,6 +27,7 @@ def run(finder: StopFinder, pieces: list[str]) -> tuple[list[str], bool]:
     return [*sent, finder.flush()], False
 
 
+@example(pieces=["a", "a"], stops=["aa"], include=False)
 @given(
     pieces=st.lists(st.text(alphabet="abc", max_size=5), max_size=12),
     stops=STOPS,

@@ -17,7 +17,9 @@ import httpx
 import pytest
 
 from minisgl import LLM, SamplingParams
+from support import server_process
 from support.http_asks import CHAT, TEXT, text_of, whole_of
+from support.patience import PATIENCE
 from support.server_process import wait_for
 from support.tiny_serving import SECOND_EOS, TINY_PAGES
 
@@ -31,7 +33,7 @@ IDS = [(13 * k) % 250 + 5 for k in range(64)]
 
 
 def post(url: str, route: str, body: Any) -> httpx.Response:
-    return httpx.post(f"{url}{route}", content=json.dumps(body), timeout=180)
+    return server_process.post(f"{url}{route}", content=json.dumps(body))
 
 
 def events(url: str, route: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -137,7 +139,7 @@ def test_r27_stream_options_without_a_stream_are_refused(tiny_url) -> None:
 
 
 def test_r40_a_body_that_is_no_json_is_refused(tiny_url) -> None:
-    response = httpx.post(f"{tiny_url}{TEXT}", content=b'{"prompt": ')
+    response = server_process.post(f"{tiny_url}{TEXT}", content=b'{"prompt": ')
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
 
@@ -317,7 +319,7 @@ def test_r73_r74_r76_answers_do_not_depend_on_the_batch_or_the_chunks(
 def test_r61_r64_dropped_streams_stop_at_once_and_give_everything_back(tiny_url) -> None:
     def drop() -> None:
         body = {"prompt": "Tell a story", "max_tokens": 400, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", f"{tiny_url}{TEXT}", json=body, timeout=60) as response:
+        with httpx.stream("POST", f"{tiny_url}{TEXT}", json=body, timeout=PATIENCE) as response:
             next(response.iter_bytes(), None)
 
     threads = [threading.Thread(target=drop) for _ in range(50)]
@@ -327,11 +329,11 @@ def test_r61_r64_dropped_streams_stop_at_once_and_give_everything_back(tiny_url)
         thread.join()
 
     def idle() -> bool:
-        load = httpx.get(f"{tiny_url}/health").json()
+        load = server_process.get(f"{tiny_url}/health").json()
         counts = (load["num_running"], load["num_waiting"], load["num_free_pages"])
         return counts == (0, 0, TINY_PAGES)
 
-    wait_for(idle, "all pages to come back", 10)
+    wait_for(idle, "all pages to come back")
 
 
 # Text of the demo model

@@ -13,7 +13,15 @@ import httpx
 import pytest
 
 from minisgl import LLM, SamplingParams
-from support.server_process import ServerProcess, descendants, running_server, wait_for
+from support.patience import FOR_EVER, PATIENCE
+from support.server_process import (
+    ServerProcess,
+    descendants,
+    get,
+    post,
+    running_server,
+    wait_for,
+)
 from support.tiny_models import ARCHITECTURES, write_tiny_model
 
 pytestmark = [
@@ -22,18 +30,19 @@ pytestmark = [
 ]
 
 PROMPTS = [[(7 * n + 3 * k) % 250 + 5 for k in range(5 + 9 * n)] for n in range(4)]
-TIMEOUT = 3
+TIMEOUT = 5
+"""Seconds after which a rank that is stopped counts as lost."""
 
 
 @contextlib.contextmanager
 def serving(
-    model: Path, workspace: Path, *, tp: int = 2, **options: Any
+    model: Path, workspace: Path, *, tp: int = 2, timeout: float = FOR_EVER, **options: Any
 ) -> Iterator[ServerProcess]:
-    options["parallel"] = {"tensor_parallel_size": tp, "timeout": TIMEOUT}
+    options["parallel"] = {"tensor_parallel_size": tp, "timeout": timeout}
     with running_server(
         model, workspace, real_engine=True, cache={"num_pages": 64}, **options
     ) as server:
-        wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200, "the server", 120)
+        server.wait_ready()
         yield server
 
 
@@ -45,11 +54,11 @@ def rank_pid(server: ServerProcess) -> int:
 
 def ask(server: ServerProcess, prompt: list[int], **fields: object) -> httpx.Response:
     body = {"prompt": prompt, "temperature": 0, "max_tokens": 20, **fields}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+    return post(f"{server.url}/v1/completions", json=body)
 
 
 def assert_nothing_left(server: ServerProcess) -> None:
-    wait_for(lambda: not server.left_over(), "the end of all processes and files", 5)
+    wait_for(lambda: not server.left_over(), "the end of all processes and files")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +90,7 @@ def test_answers_equal_those_of_one_rank_and_the_stop_is_clean(tiny: Path, tmp_p
             assert answer["choices"][0]["text"] == result.text
         # A Ctrl-C strikes every process of the group; ranks leave it to the supervisor.
         os.killpg(server.process.pid, signal.SIGINT)
-        assert server.wait(30) == 0
+        assert server.wait() == 0
         assert "Traceback" not in server.stderr
         assert "did not stop" not in server.stderr
         assert_nothing_left(server)
@@ -112,7 +121,8 @@ def test_every_architecture_answers_as_one_rank_does(
 def test_a_lost_rank_ends_the_server_and_every_open_request(
     tiny: Path, tmp_path: Path, number: signal.Signals, busy: bool
 ) -> None:
-    with serving(tiny, tmp_path) as server:
+    timeout = TIMEOUT if number is signal.SIGSTOP else FOR_EVER
+    with serving(tiny, tmp_path, timeout=timeout) as server:
         pid = rank_pid(server)
         answers: list[httpx.Response] = []
 
@@ -124,9 +134,9 @@ def test_a_lost_rank_ends_the_server_and_every_open_request(
         client = threading.Thread(target=generate)
         if busy:
             client.start()
-            wait_for(lambda: httpx.get(f"{server.url}/health").json()["num_running"], "a request")
+            wait_for(lambda: get(f"{server.url}/health").json()["num_running"], "a request")
         os.kill(pid, number)
-        assert server.wait(TIMEOUT + 20) == 7
+        assert server.wait() == 7
         [line] = [line for line in server.stderr.splitlines() if "error:" in line]
         assert "the scheduler process (pid " in line
         assert "ended with exit code 7" in line
@@ -134,11 +144,12 @@ def test_a_lost_rank_ends_the_server_and_every_open_request(
         if number is signal.SIGKILL:
             assert "was killed by SIGKILL" in line
         else:
-            assert ("for 3 s (parallel.timeout)" if busy else "no sign of life for 3.") in line
+            limit = f"for {TIMEOUT} s (parallel.timeout)"
+            assert (limit if busy else f"has shown no sign of life {limit}") in line
         assert "Traceback" not in server.stderr
         assert_nothing_left(server)
         if busy:
-            client.join(10)
+            client.join(PATIENCE)
             assert answers[-1].status_code == 500
             assert f"rank 1 (pid {pid})" in answers[-1].json()["error"]["message"]
 
@@ -147,7 +158,7 @@ def test_a_lost_rank_ends_the_server_and_every_open_request(
 def test_a_stopped_rank_0_ends_the_server_and_the_other_rank(
     tiny: Path, tmp_path: Path, busy: bool
 ) -> None:
-    with serving(tiny, tmp_path, silence={"serving": TIMEOUT}) as server:
+    with serving(tiny, tmp_path, timeout=TIMEOUT, silence={"serving": TIMEOUT}) as server:
         pid = server.children()["scheduler"]
         answers: list[httpx.Response] = []
 
@@ -158,15 +169,15 @@ def test_a_stopped_rank_0_ends_the_server_and_the_other_rank(
         client = threading.Thread(target=generate)
         if busy:
             client.start()
-            wait_for(lambda: httpx.get(f"{server.url}/health").json()["num_running"], "a request")
+            wait_for(lambda: get(f"{server.url}/health").json()["num_running"], "a request")
         os.kill(pid, signal.SIGSTOP)
-        assert server.wait(TIMEOUT + 20) == 7
+        assert server.wait() == 7
         what = f"the scheduler process (pid {pid}) has shown no sign of life for {TIMEOUT} s"
         [line] = [line for line in server.stderr.splitlines() if "error:" in line]
         assert line.endswith(what)
         assert "Traceback" not in server.stderr
         assert_nothing_left(server)
         if busy:
-            client.join(10)
+            client.join(PATIENCE)
             assert answers[-1].status_code == 500
             assert what in answers[-1].json()["error"]["message"]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from minisgl import LLM, SamplingParams
-from support.server_process import serving, wait_for
+from support.server_process import get, post, serving, wait_for
 from support.tiny_models import write_tiny_model
 
 pytestmark = [
@@ -38,7 +38,7 @@ def url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def ask(url: str, prompt: list[int], **fields: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "temperature": 0, "max_tokens": 20, **fields}
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    response = post(f"{url}/v1/completions", json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -47,7 +47,7 @@ def wait_idle(url: str) -> None:
     """Every page comes back: free, or in the prefix cache where it can be evicted."""
 
     def idle() -> bool:
-        load = httpx.get(f"{url}/health").json()
+        load = get(f"{url}/health").json()
         return load["num_running"] == load["num_waiting"] == 0 and (
             load["num_free_pages"] == load["num_pages"] == NUM_PAGES
         )
@@ -91,7 +91,7 @@ def test_a_stream_equals_the_whole_answer_and_its_usage(url: str) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    text = httpx.post(f"{url}/v1/completions", json=body, timeout=60).text
+    text = post(f"{url}/v1/completions", json=body).text
     blocks = text.strip().split("\n\n")
     assert blocks[-1] == "data: [DONE]"
     events = [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
@@ -121,7 +121,7 @@ def test_limits_are_refused_with_their_numbers_and_the_next_request_is_served(ur
         ({"prompt": [5], "max_tokens": 10**6}, ["1000000", f"room for {limit - 1}"]),
         ({"prompt": [5, 10**6]}, ["1000000", "from 0 to 262"]),
     ):
-        response = httpx.post(f"{url}/v1/completions", json=body)
+        response = post(f"{url}/v1/completions", json=body)
         assert response.status_code == 400
         message = response.json()["error"]["message"]
         assert all(word in message for word in words), message

@@ -10,9 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.patience import FOR_EVER, PATIENCE
 from support.server_process import (
     ServerProcess,
     can_bind,
+    post,
     running_server,
     session_members,
     wait_for,
@@ -21,6 +23,8 @@ from support.server_process import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 LIMIT = 3
+SLOW = {"delay": FOR_EVER / 4000}
+"""Seconds a step that make a long answer outlast every test."""
 WORKERS = ("scheduler", "tokenizer", "detokenizer")
 
 
@@ -43,13 +47,13 @@ class Client(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
+        with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE) as response:
             self.began.set()
             response.read()
         self.answer = response
 
     def end(self) -> httpx.Response:
-        self.join(30)
+        self.join(PATIENCE)
         assert self.answer is not None, "the request got no answer"
         return self.answer
 
@@ -59,7 +63,7 @@ def error_lines(server: ServerProcess) -> list[str]:
 
 
 def assert_gone(server: ServerProcess) -> None:
-    wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 5)
+    wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
     assert can_bind(server.port)
     assert "Traceback" not in server.stderr
 
@@ -70,13 +74,11 @@ def num_accepted(server: ServerProcess) -> int:
 
 @pytest.mark.parametrize("victim", WORKERS)
 def test_a_stopped_worker_ends_the_server_and_every_open_request(model, tmp_path, victim) -> None:
-    with running_server(
-        model, tmp_path, fake={"delay": 0.02}, silence={"serving": LIMIT}
-    ) as server:
+    with running_server(model, tmp_path, fake=SLOW, silence={"serving": LIMIT}) as server:
         server.wait_ready()
         clients = [Client(server, stream=stream) for stream in (True, False)]
         wait_for(lambda: num_accepted(server) == 2, "both requests")
-        assert clients[0].began.wait(30), "the stream has its status line by its first token"
+        assert clients[0].began.wait(PATIENCE), "the stream has its status line by its first token"
         pid = server.children()[victim]
         os.kill(pid, signal.SIGSTOP)
         streamed, plain = [client.end() for client in clients]
@@ -100,7 +102,9 @@ def test_an_idle_server_notices_too(model, tmp_path) -> None:
 
 
 def test_a_worker_that_is_stopped_while_it_starts_ends_the_start(model, tmp_path) -> None:
-    with running_server(model, tmp_path, fake={"startup": 60}, silence={"starting": 6}) as server:
+    with running_server(
+        model, tmp_path, fake={"startup": FOR_EVER}, silence={"starting": 6}
+    ) as server:
         # The server, its workers, and the tracker of multiprocessing's resources.
         wait_for(lambda: len(session_members(server.process.pid)) == 5, "the workers")
         pid = server.children()["scheduler"]
@@ -118,7 +122,7 @@ def test_a_step_longer_than_the_limit_is_no_silence(model, tmp_path, busy) -> No
         server.wait_ready()
         body = {"prompt": "abc", "max_tokens": 3}
         began = time.monotonic()
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        answer = post(f"{server.url}/v1/completions", json=body)
         assert time.monotonic() - began > 2 * LIMIT  # or the step was no test
         assert answer.json()["choices"][0]["text"] == "abc"
         server.kill()
@@ -136,7 +140,7 @@ def test_a_server_that_was_suspended_itself_takes_nobody_for_dead(model, tmp_pat
         time.sleep(0.5)
         os.killpg(server.process.pid, signal.SIGCONT)
         body = {"prompt": "abc", "max_tokens": 3}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+        answer = post(f"{server.url}/v1/completions", json=body)
         assert answer.json()["choices"][0]["text"] == "abc"
         server.kill()
         assert server.wait() == 0
@@ -148,9 +152,9 @@ def test_a_stopped_worker_does_not_outlast_a_drain(model, tmp_path) -> None:
     with running_server(
         model,
         tmp_path,
-        fake={"delay": 0.02},
+        fake=SLOW,
         silence={"serving": LIMIT},
-        server={"drain_timeout": 600},
+        server={"drain_timeout": FOR_EVER},
     ) as server:
         server.wait_ready()
         client = Client(server, stream=True)

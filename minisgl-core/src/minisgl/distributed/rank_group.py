@@ -231,11 +231,9 @@ class RankGroup:
                 raise self._lost(cause)
             if rank.process.poll() is not None:
                 raise self.explain(None, f"step {self.board.ranks[0].begun}")
-            if (silence := rank.silent_for(now)) > self._timeout:
+            if rank.silent_for(now) > self._timeout:
                 raise self._lost(
-                    EngineLostError(
-                        f"{rank} has shown no sign of life for {silence:.1f} s (parallel.timeout)"
-                    )
+                    EngineLostError(f"{rank} has shown no sign of life for {self._limit}")
                 )
 
     def explain(self, error: Exception | None, what: str) -> EngineLostError:
