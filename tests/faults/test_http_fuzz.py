@@ -19,6 +19,7 @@ from minisgl.server.openai.completion_request import CompletionRequest
 from minisgl.server.responses.request import ResponsesRequest
 from minisgl.server.tokens import DetokenizeBody, TokenizeBody
 from support.in_process_engine import Served, served
+from support.patience import PATIENCE
 
 MESSAGES = [{"role": "user", "content": "ace"}]
 ROUTES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -120,7 +121,7 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
 def run(scenario: Callable[[Served], Awaitable[Any]], **options: Any) -> Any:
     async def main() -> Any:
         async with served(**options) as server:
-            return await asyncio.wait_for(scenario(server), 120)
+            return await asyncio.wait_for(scenario(server), PATIENCE)
 
     return asyncio.run(main())
 

@@ -10,6 +10,7 @@ import pytest
 from minisgl.server import middleware
 from minisgl.server.client import ClientLimits
 from support.in_process_engine import Served, served
+from support.patience import PATIENCE
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -20,7 +21,7 @@ KEYS = ("first-key", "second-key")
 def run(scenario: Callable[[Served], Awaitable[Any]], **options: Any) -> Any:
     async def main() -> Any:
         async with served(**options) as server:
-            return await asyncio.wait_for(scenario(server), 60)
+            return await asyncio.wait_for(scenario(server), PATIENCE)
 
     return asyncio.run(main())
 
