@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.server_process import ServerProcess, can_bind, running_server, wait_for
+from support.patience import FOR_EVER, PATIENCE
+from support.server_process import ServerProcess, can_bind, get, post, running_server, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-LIMIT = 3
+LIMIT = 5
 WATCHDOG = {"watchdog_timeout": LIMIT}
 
 
@@ -26,28 +27,28 @@ def model(tmp_path: Path) -> Path:
 
 
 def num_steps(server: ServerProcess) -> int:
-    steps: int = httpx.get(f"{server.url}/health").json()["num_steps"]
+    steps: int = get(f"{server.url}/health").json()["num_steps"]
     return steps
 
 
 def test_a_step_that_does_not_end_ends_the_server_with_a_stack(model: Path, tmp_path: Path) -> None:
-    fake = {"first_step": 600}
+    fake = {"first_step": FOR_EVER}
     with running_server(model, tmp_path, fake=fake, server=WATCHDOG) as server:
         pid = server.wait_ready().children()["scheduler"]
         answers: list[httpx.Response] = []
 
         def ask(*, stream: bool) -> None:
             body = {"prompt": "abc", "max_tokens": 3, "stream": stream}
-            answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+            answers.append(post(f"{server.url}/v1/completions", json=body))
 
         clients = [
             threading.Thread(target=ask, kwargs={"stream": stream}) for stream in (False, True)
         ]
         for client in clients:
             client.start()
-        assert server.wait(60) == 7
+        assert server.wait() == 7
         for client in clients:
-            client.join(30)
+            client.join(PATIENCE)
         what = (
             f"the scheduler process (pid {pid}) has not finished a step for {LIMIT} s "
             "(server.watchdog_timeout)"
@@ -57,7 +58,7 @@ def test_a_step_that_does_not_end_ends_the_server_with_a_stack(model: Path, tmp_
         assert [answer.status_code for answer in answers] == [500, 500]
         assert all(what in answer.text for answer in answers)
         assert "_be_busy" in server.stderr, "the stack says where it hangs"
-        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 5)
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
         assert can_bind(server.port)
 
 
@@ -66,12 +67,12 @@ def test_steps_that_end_and_idleness_are_no_hang(model: Path, tmp_path: Path) ->
     fake = {"delay": LIMIT / 3}
     with running_server(model, tmp_path, fake=fake, server=WATCHDOG) as server:
         server.wait_ready()
-        body = {"prompt": "abc", "max_tokens": 3 * LIMIT}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        body = {"prompt": "abc", "max_tokens": 4}
+        answer = post(f"{server.url}/v1/completions", json=body)
         assert answer.json()["choices"][0]["finish_reason"] == "length"
-        wait_for(lambda: num_steps(server) == 3 * LIMIT, "a heartbeat that tells of all steps")
-        time.sleep(2 * LIMIT)
-        assert num_steps(server) == 3 * LIMIT
+        wait_for(lambda: num_steps(server) == 4, "a heartbeat that tells of all steps")
+        time.sleep(1.5 * LIMIT)
+        assert num_steps(server) == 4
         server.kill(signal.SIGTERM)
         assert server.wait() == 0
 

@@ -19,6 +19,7 @@ from minisgl.server.openai.completion_request import CompletionRequest
 from minisgl.server.responses.request import ResponsesRequest
 from minisgl.server.tokens import DetokenizeBody, TokenizeBody
 from support.in_process_engine import Served, served
+from support.patience import PATIENCE
 
 MESSAGES = [{"role": "user", "content": "ace"}]
 ROUTES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -120,7 +121,7 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
 def run(scenario: Callable[[Served], Awaitable[Any]], **options: Any) -> Any:
     async def main() -> Any:
         async with served(**options) as server:
-            return await asyncio.wait_for(scenario(server), 120)
+            return await asyncio.wait_for(scenario(server), PATIENCE)
 
     return asyncio.run(main())
 
@@ -143,7 +144,7 @@ def is_fine(answer: httpx.Response) -> bool:
 def test_nasty_values_are_answered_or_refused(asked: list[tuple[str, bytes]]) -> None:
     async def scenario(server: Served) -> None:
         for route, body in asked:
-            answer = await server.http.post(route, content=body, timeout=60)
+            answer = await server.http.post(route, content=body, timeout=PATIENCE)
             assert is_fine(answer), (route, body[:300], answer.status_code, answer.text[:500])
         assert await fine(server)
 
@@ -174,7 +175,7 @@ def test_ten_megabytes_of_text_are_refused_and_block_nobody(route: str) -> None:
             body[name] = value
 
     async def scenario(server: Served) -> None:
-        large = asyncio.create_task(server.http.post(route, json=body, timeout=100))
+        large = asyncio.create_task(server.http.post(route, json=body, timeout=PATIENCE))
         assert await fine(server)
         answer = await large
         assert is_fine(answer)

@@ -11,16 +11,13 @@ import httpx
 import pytest
 
 from support.plugin_site import PluginSite
-from support.server_process import ServerProcess, running_server
+from support.server_process import ServerProcess, get, post, running_server
 from support.tiny_models import write_tiny_model
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.slow,
 ]
-
-PATIENCE = 120
-"""Seconds: the scheduler imports torch first, on a machine that may do other things too."""
 IN_PLAN, IN_ATTEND = 41, 42
 """Lengths of prompts for which the backend below fails."""
 
@@ -104,14 +101,14 @@ def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     folder = tmp_path_factory.mktemp("server")
     PluginSite(folder / "site").add("minisgl-faulty", faulty())
     with running_server(tiny, folder, **options(folder / "site", "faulty")) as server:
-        yield server.wait_ready(PATIENCE)
+        yield server.wait_ready()
         server.kill(signal.SIGTERM)
         assert server.wait() == 0
 
 
 def ask(server: ServerProcess, length: int, *, stream: bool) -> httpx.Response:
     body = {"prompt": [5] * length, "max_tokens": 3, "stream": stream, "ignore_eos": True}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    return post(f"{server.url}/v1/completions", json=body)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -127,7 +124,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_other(
     fine = ask(server, 7, stream=stream)
     assert fine.status_code == 200
     assert fault in server.stderr, "the log has the traceback"
-    health = httpx.get(f"{server.url}/health").json()
+    health = get(f"{server.url}/health").json()
     assert health["status"] == "ok"
 
 
@@ -141,7 +138,7 @@ def test_a_backend_whose_create_raises_is_exit_code_3_and_named(
 ) -> None:
     site.add("minisgl-faulty", faulty(create_fails=True))
     with running_server(tiny, tmp_path, **options(site.root, "faulty")) as server:
-        assert server.wait(PATIENCE) == 3
+        assert server.wait() == 3
         [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
         assert "faulty" in line
         assert "a fault in create" in line
@@ -152,7 +149,7 @@ def test_a_plugin_whose_import_raises_is_named_and_ends_the_start_if_it_is_chose
 ) -> None:
     site.add("minisgl-broken", "raise RuntimeError('a fault at import')")
     with running_server(tiny, tmp_path, **options(site.root, "broken")) as server:
-        assert server.wait(PATIENCE) == 3
+        assert server.wait() == 3
         [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
         assert "broken" in line
         assert "a fault at import" in server.stderr

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from support.server_process import running_server
+from support.server_process import get, post, running_server
 from support.text_tokenizers import write_byte_level
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -48,15 +47,12 @@ def test_neither_prompts_nor_keys_are_logged_at_any_level(tmp_path: Path) -> Non
     with running_server(model, tmp_path, real_text=True, **settings) as server:
         server.wait_ready()
         key = {"Authorization": f"Bearer {KEY}"}
-        answers = [
-            httpx.post(f"{server.url}{route}", json=body, headers=key, timeout=60)
-            for route, body in bodies()
-        ]
+        answers = [post(f"{server.url}{route}", json=body, headers=key) for route, body in bodies()]
         assert {answer.status_code for answer in answers} <= {200, 400, 404}
         assert SECRET in answers[0].text, "the echoing engine has answered with the prompt"
         wrong = {"Authorization": f"Bearer {KEY}x", "X-Api-Key": SECRET}
-        assert httpx.get(f"{server.url}/v1/models", headers=wrong).status_code == 401
-        httpx.post(f"{server.url}{TEXT}", content=f'{{"prompt": "{SECRET}', headers=key)
+        assert get(f"{server.url}/v1/models", headers=wrong).status_code == 401
+        post(f"{server.url}{TEXT}", content=f'{{"prompt": "{SECRET}', headers=key)
         server.kill(signal.SIGTERM)
         assert server.wait() == 0
         told = server.stdout + server.stderr

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.patience import FOR_EVER
 from support.server_process import can_bind, running_server, session_members, wait_for
 from support.tiny_models import write_tiny_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-PATIENCE = 120
-"""Seconds: a worker imports torch first, on a machine that may do other things too."""
 
 
 def cut_weights(folder: Path) -> None:
@@ -66,12 +64,12 @@ def test_a_model_that_cannot_be_loaded(
     folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
     spoil(folder)
     with running_server(folder, tmp_path, real_engine=True, real_text=True) as server:
-        assert server.wait(PATIENCE) == code
+        assert server.wait() == code
         [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
         assert str(folder) in line
         assert all(word in line for word in words), line
         assert "Traceback" not in server.stderr
-        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 10)
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
         assert can_bind(server.port)
 
 
@@ -80,10 +78,10 @@ def test_a_pool_that_does_not_fit_is_exit_code_5_and_names_the_setting(tmp_path:
     folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
     cache = {"num_pages": 2**40}
     with running_server(folder, tmp_path, real_engine=True, real_text=True, cache=cache) as server:
-        assert server.wait(PATIENCE) == 5
+        assert server.wait() == 5
         [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
         assert "cache.num_pages" in line
-        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 10)
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer", "tokenizer"])
@@ -92,23 +90,23 @@ def test_a_worker_that_is_killed_while_it_starts_ends_the_start(
 ) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    # No worker serves yet: the scheduler takes a minute, and the start waits for all of them.
-    with running_server(model, tmp_path, fake={"startup": 60}) as server:
+    # No worker serves yet: the scheduler takes for ever, and the start waits for all of them.
+    with running_server(model, tmp_path, fake={"startup": FOR_EVER}) as server:
         # The server, its workers, and the tracker of multiprocessing's resources.
         wait_for(lambda: len(session_members(server.process.pid)) == 5, "the workers")
         pid = server.children()[victim]
         os.kill(pid, signal.SIGKILL)
-        assert server.wait(30) == 7
+        assert server.wait() == 7
         [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
         assert f"the {victim} process" in line
         assert "was killed by SIGKILL" in line
-        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}", 5)
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
 
 
 def test_a_server_that_is_killed_while_it_starts_takes_its_workers_along(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    with running_server(model, tmp_path, fake={"startup": 60}) as server:
+    with running_server(model, tmp_path, fake={"startup": FOR_EVER}) as server:
         wait_for(lambda: len(session_members(server.process.pid)) == 5, "the workers")
         server.kill(signal.SIGKILL)
         server.process.wait()

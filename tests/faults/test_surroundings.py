@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from support.in_process_engine import Served, served
-from support.server_process import free_port, wait_for
+from support.patience import PATIENCE
+from support.server_process import free_port, get, post, wait_for
 from support.tiny_models import write_tiny_model
 
 TEXT = "/v1/completions"
@@ -28,14 +29,12 @@ def test_a_disk_without_room_for_logs_stops_nothing(tmp_path: Path) -> None:
         server = subprocess.Popen([*command, "--log-level", "debug"], stdout=full, stderr=full)
     try:
         health = f"http://127.0.0.1:{port}/health"
-        wait_for(lambda: httpx.get(health).status_code == httpx.codes.OK, "the server", 120)
+        wait_for(lambda: get(health).status_code == httpx.codes.OK, "the server")
         body = {"prompt": "abc", "max_tokens": 3, "unknown": 1}
-        answers = [
-            httpx.post(f"http://127.0.0.1:{port}{TEXT}", json=body, timeout=60) for _ in range(3)
-        ]
+        answers = [post(f"http://127.0.0.1:{port}{TEXT}", json=body) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [httpx.codes.OK] * 3
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE) == 0
     finally:
         server.kill()
         server.wait()
@@ -65,7 +64,7 @@ def test_a_clock_that_jumps_ends_nothing(monkeypatch: pytest.MonkeyPatch, jump: 
 
     async def main() -> list[Any]:
         async with served() as server:
-            return await asyncio.wait_for(scenario(server), 60)
+            return await asyncio.wait_for(scenario(server), PATIENCE)
 
     monkeypatch.setattr(time, "time", lambda: now() + jump * jumped)
     text, whole, health = asyncio.run(main())

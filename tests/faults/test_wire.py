@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 import zmq
@@ -51,7 +50,7 @@ from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.encoding import PromptEncoder
 from support.fake_engine import generate
 from support.scheduling import Harness
-from support.server_process import running_server, wait_for
+from support.server_process import get, post, running_server, wait_for
 from support.text_tokenizers import byte_level
 
 PARAMS = SamplingParams(
@@ -287,7 +286,7 @@ def test_garbage_on_every_socket_of_a_server_is_dropped_and_counted(tmp_path: Pa
         context.term()
 
         def counted() -> dict[str, float]:
-            lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+            lines = get(f"{server.url}/metrics").text.splitlines()
             name = "minisgl:dropped_messages_total{process="
             return {
                 line.split('"')[1]: float(line.split()[-1])
@@ -299,5 +298,5 @@ def test_garbage_on_every_socket_of_a_server_is_dropped_and_counted(tmp_path: Pa
         expected = dict.fromkeys(processes, 2.0 * len(blobs))
         wait_for(lambda: counted() == expected, "the counters")
         body = {"prompt": "abc", "max_tokens": 3}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body)
+        answer = post(f"{server.url}/v1/completions", json=body)
         assert answer.json()["choices"][0]["text"] == "abc"

@@ -98,12 +98,14 @@ class ServerProcess:
         """What the fake scheduler saw."""
         return self.log.read_text().splitlines() if self.log.exists() else []
 
-    def wait_ready(self, seconds: float = 60) -> "ServerProcess":
+    def wait_ready(self) -> "ServerProcess":
+        """Wait until it serves."""
+
         def ready() -> bool:
             assert self.process.poll() is None, self.stderr
             return get(f"{self.url}/health").status_code == 200
 
-        wait_for(ready, "the server", seconds)
+        wait_for(ready, "the server")
         return self
 
     def children(self) -> dict[str, int]:

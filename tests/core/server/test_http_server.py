@@ -22,6 +22,7 @@ from minisgl.server import http_server
 from minisgl.server.http_server import MAX_HEAD_BYTES, build_http_server, tls_context
 from minisgl.server.listen_socket import bind_socket, listen
 from minisgl.settings import ServerSettings
+from support.patience import PATIENCE
 
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n"
 PASSWORD = "open sesame"
@@ -50,7 +51,7 @@ def run(scenario: Callable[[int], Awaitable[Any]], **settings: Any) -> Any:
         listen(bound, "127.0.0.1", port)
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         try:
-            return await asyncio.wait_for(scenario(port), 60)
+            return await asyncio.wait_for(scenario(port), PATIENCE)
         finally:
             server.should_exit = True
             await serving
