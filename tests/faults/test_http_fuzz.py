@@ -186,6 +186,8 @@ def test_ten_megabytes_of_text_are_refused_and_block_nobody(route: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_template_that_raises_is_the_clients_fault(stream: bool) -> None:
+    """Public case R49."""
+
     async def scenario(server: Served) -> list[httpx.Response]:
         body = {"messages": MESSAGES, "max_tokens": 3, "stream": stream}
         answers = [

@@ -99,7 +99,9 @@ def site(tmp_path: Path) -> PluginSite:
 @pytest.fixture(scope="module")
 def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("server")
-    PluginSite(folder / "site").add("minisgl-faulty", faulty())
+    site = PluginSite(folder / "site")
+    site.add("minisgl-faulty", faulty())
+    site.add("minisgl-broken", "raise RuntimeError('a fault at import')")
     with running_server(tiny, folder, **options(folder / "site", "faulty")) as server:
         yield server.wait_ready()
         server.kill(signal.SIGTERM)
@@ -128,6 +130,15 @@ def test_a_step_that_fails_ends_its_requests_and_no_other(
     assert health["status"] == "ok"
 
 
+def test_a_broken_plugin_that_nobody_chose_is_named_and_stops_no_start(
+    server: ServerProcess,
+) -> None:
+    """Public cases R130 and R132."""
+    assert ask(server, 5, stream=False).status_code == 200
+    assert "minisgl-broken" in server.stderr
+    assert "a fault at import" in server.stderr
+
+
 def test_an_observer_that_raises_is_logged_and_the_answer_is_given(server: ServerProcess) -> None:
     assert ask(server, 9, stream=False).status_code == 200
     assert "a fault in an observer of requests" in server.stderr
@@ -147,6 +158,7 @@ def test_a_backend_whose_create_raises_is_exit_code_3_and_named(
 def test_a_plugin_whose_import_raises_is_named_and_ends_the_start_if_it_is_chosen(
     tiny: Path, site: PluginSite, tmp_path: Path
 ) -> None:
+    """Public case R130."""
     site.add("minisgl-broken", "raise RuntimeError('a fault at import')")
     with running_server(tiny, tmp_path, **options(site.root, "broken")) as server:
         assert server.wait() == 3

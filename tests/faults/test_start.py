@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.patience import FOR_EVER
+from support.patience import FOR_EVER, PATIENCE
 from support.server_process import can_bind, running_server, session_members, wait_for
 from support.tiny_models import write_tiny_model
 
@@ -20,6 +21,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def cut_weights(folder: Path) -> None:
     [file] = folder.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1000])
+
+
+def no_weights(folder: Path) -> None:
+    [file] = folder.glob("*.safetensors")
+    file.unlink()
 
 
 def garbled_weights(folder: Path) -> None:
@@ -51,6 +57,7 @@ def strange_shape(folder: Path) -> None:
     ("spoil", "code", "words"),
     [
         (cut_weights, 4, [".safetensors"]),
+        (no_weights, 4, ["weights"]),
         (garbled_weights, 4, [".safetensors"]),
         (pickled_weights, 4, ["pickled weights", "convert"]),
         (garbled_tokenizer, 4, ["tokenizer"]),
@@ -61,6 +68,7 @@ def strange_shape(folder: Path) -> None:
 def test_a_model_that_cannot_be_loaded(
     tmp_path: Path, spoil: Callable[[Path], None], code: int, words: list[str]
 ) -> None:
+    """Public case R118: the message names the folder, and the file where it is one."""
     folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
     spoil(folder)
     with running_server(folder, tmp_path, real_engine=True, real_text=True) as server:
@@ -82,6 +90,38 @@ def test_a_pool_that_does_not_fit_is_exit_code_5_and_names_the_setting(tmp_path:
         [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
         assert "cache.num_pages" in line
         wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
+
+
+@pytest.mark.slow
+def test_a_backend_that_does_not_exist_is_refused_wherever_its_name_comes_from(
+    tmp_path: Path,
+) -> None:
+    """Public cases R131 and R137: from a flag, the environment and a file."""
+    folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
+    config = tmp_path / "server.toml"
+    config.write_text('[attention]\nbackend = "no-such-backend"\n')
+    command = [sys.executable, "-m", "minisgl", "serve", str(folder), "--port", "0"]
+    variable = {"MINISGL_ATTENTION__BACKEND": "no-such-backend"}
+    ways: list[tuple[list[str], dict[str, str]]] = [
+        (["--attention-backend", "no-such-backend"], {}),
+        ([], variable),
+        (["--config", str(config)], {}),
+    ]
+    started = [
+        subprocess.Popen(
+            [*command, *flags],
+            env={**os.environ, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for flags, more in ways
+    ]
+    for process in started:
+        _, told = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 3, told
+        assert "no-such-backend" in told
+        assert "torch" in told, "the known names are listed"
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer", "tokenizer"])

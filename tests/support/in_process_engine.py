@@ -53,9 +53,10 @@ class InProcessEngine:
     requests: list[TokenizeRequest] = field(default_factory=list)
     paused: bool = False
     chat_template: str | None = None
+    tokenizer: Any = None
 
     def __post_init__(self) -> None:
-        tokenizer = byte_level()
+        tokenizer = self.tokenizer or byte_level()
         if self.chat_template is not None:
             tokenizer.chat_template = self.chat_template
         self.encoder = PromptEncoder(tokenizer)
@@ -117,10 +118,11 @@ async def served(
     chat_template: str | None = None,
     parsers: AnswerParsers | None = None,
     limits: ClientLimits | None = None,
+    tokenizer: Any = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Yield a running application; checks at the end that no request was forgotten."""
-    engine = InProcessEngine(chat_template=chat_template)
+    engine = InProcessEngine(chat_template=chat_template, tokenizer=tokenizer)
     client = EngineClient(tokenizer=engine, scheduler=engine, replies=engine, limits=limits)
     model = ServedModel(MODEL, MAX_SEQ_LEN, max_chars_per_token(byte_level()))
     model.parsers = parsers or AnswerParsers()

@@ -144,6 +144,7 @@ def test_broken_configuration_names_the_file(folder):
 
 
 def test_foreign_code_is_not_run_and_its_configuration_is_still_read(folder):
+    """Public case R121."""
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "acme", "architectures": ["AcmeForCausalLM"], "acme_width": 3}
     config["auto_map"] = {"AutoConfig": "configuration_acme.AcmeConfig"}

@@ -86,6 +86,7 @@ def assert_gone(server: ServerProcess) -> None:
 
 
 def test_sigterm_with_open_streams_stops_everything_cleanly(model, tmp_path) -> None:
+    """Public case R113."""
     with running_server(model, tmp_path, fake=SLOW, server={"drain_timeout": 0.5}) as server:
         opened = streams(server.wait_ready(), 8)
         server.kill(signal.SIGTERM)
@@ -115,10 +116,23 @@ def test_a_drain_lets_short_requests_end_and_refuses_new_ones(model, tmp_path) -
 
 
 def test_an_idle_server_stops_at_ctrl_c_of_the_whole_group(server) -> None:
+    """Public case R119: idle; the two below are busy and while starting."""
     os.killpg(server.process.pid, signal.SIGINT)
     assert server.wait() == 0
     assert "Traceback" not in server.stderr
     assert_gone(server)
+
+
+def test_a_busy_server_stops_at_ctrl_c_of_the_whole_group(model, tmp_path) -> None:
+    """Public case R119."""
+    with running_server(model, tmp_path, fake=SLOW, server={"drain_timeout": 0.5}) as server:
+        opened = streams(server.wait_ready(), 3)
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.wait() == 0
+        for stream in opened:
+            assert "shutting down" in stream.end()
+        assert "Traceback" not in server.stderr
+        assert_gone(server)
 
 
 def test_sigterm_to_the_whole_group_is_a_clean_stop(server) -> None:
@@ -128,6 +142,7 @@ def test_sigterm_to_the_whole_group_is_a_clean_stop(server) -> None:
 
 
 def test_ctrl_c_while_starting_stops_at_once(model, tmp_path) -> None:
+    """Public case R119."""
     with running_server(model, tmp_path, fake={"startup": FOR_EVER}) as server:
         wait_for(lambda: len(session_members(server.process.pid)) >= 4, "the workers")
         os.killpg(server.process.pid, signal.SIGINT)
@@ -160,6 +175,7 @@ def test_a_worker_that_does_not_stop_is_killed_and_the_exit_code_says_so(model, 
 
 @pytest.mark.parametrize("victim", ["scheduler", "tokenizer", "detokenizer"])
 def test_a_killed_worker_ends_the_server_and_every_open_request(server, victim) -> None:
+    """Public case R110."""
     opened = streams(server, 2)
     os.kill(server.children()[victim], signal.SIGKILL)
     for stream in opened:
@@ -179,6 +195,7 @@ def test_workers_do_not_outlive_a_killed_server(server) -> None:
 
 
 def test_a_port_in_use_is_exit_code_6_and_names_the_port(model, tmp_path) -> None:
+    """Public case R115."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -203,6 +220,7 @@ def test_a_second_server_on_the_port_of_one_that_still_starts_is_refused(model, 
 
 
 def test_a_model_that_does_not_exist_is_exit_code_4_and_names_the_path(tmp_path) -> None:
+    """Public case R118; a folder without weights and cut ones: tests/faults/test_start.py."""
     missing = tmp_path / "no-such-model"
     with running_server(missing, tmp_path) as server:
         assert server.wait() == 4
