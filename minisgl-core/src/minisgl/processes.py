@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -68,6 +69,13 @@ def signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def raise_file_limit() -> None:
+    """Allow as many connections as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def quiet_collector() -> None:

@@ -29,9 +29,9 @@ from minisgl.benchmark.null_scheduler import NullSpeed, null_scheduler_main
 from minisgl.benchmark.serving.chunks import EventReader, decode_chunk
 from minisgl.benchmark.serving.http_client import Address, HttpClient
 from minisgl.benchmark.serving.load import request_body
-from minisgl.benchmark.serving.processes import raise_file_limit, run
+from minisgl.benchmark.serving.processes import run
 from minisgl.errors import MinisglError, SettingsError
-from minisgl.processes import die_with_parent
+from minisgl.processes import die_with_parent, raise_file_limit
 from minisgl.settings import Settings
 
 TOKEN_CHARS: Final = 5

@@ -34,7 +34,7 @@ from minisgl.message import (
 from minisgl.message.sockets import Addresses, AsyncPullSocket, PushSocket, private_addresses
 from minisgl.plugins.host import PluginHost, load_plugins
 from minisgl.plugins.parsers import check_parsers, select_parsers
-from minisgl.processes import HANDLED_SIGNALS, quiet_collector
+from minisgl.processes import HANDLED_SIGNALS, quiet_collector, raise_file_limit
 from minisgl.server.api_keys import read_api_keys
 from minisgl.server.app import create_app
 from minisgl.server.client import ClientLimits, EngineClient
@@ -90,6 +90,7 @@ def serve(
             "model.skip_tokenizer_init=True: the HTTP API takes and returns text, which needs the "
             "tokenizer; leave that setting out"
         )
+    raise_file_limit()
     bound = bind_socket(settings.server.host, settings.server.port)
     with contextlib.closing(bound), _signals_unblocked_at_the_end():
         host = load_plugins(settings.plugins.disabled, settings.plugins.strict)

@@ -1,7 +1,6 @@
 """A load from one process, or from several where one cannot keep up."""
 
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from multiprocessing.connection import Connection
@@ -12,6 +11,7 @@ import msgspec
 from minisgl.benchmark.serving.load import Job, Target, run_load
 from minisgl.benchmark.serving.records import LoadResult, RequestRecord
 from minisgl.errors import MinisglError
+from minisgl.processes import raise_file_limit
 
 START_DELAY: Final = 0.05
 """Seconds between the last process's being ready and the first request."""
@@ -25,13 +25,6 @@ def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     import uvloop
 
     return uvloop.run(work)
-
-
-def raise_file_limit() -> None:
-    """Allow as many connections as the system lets this process have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def generate_load(
