@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,11 @@ class Traffic:
             if self._pause:  # sooner than the server asks for: it shall stay full
                 await asyncio.sleep(self._pause * self._random.random())
                 self._pause = 0.0
+
+    async def once(self) -> None:
+        """Send one request of each kind."""
+        for _, _, send in self._kinds:
+            await send()
 
     def _prompt(self, num_words: int) -> str:
         return " ".join(self._random.choices(WORDS, k=num_words))
@@ -298,7 +303,7 @@ def server(args: argparse.Namespace, log: Path) -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m", "minisgl", "serve", "--model", args.model, "--port", str(port)]
     limits = [
         *("--max-running-requests", str(args.running), "--max-queued-requests", str(args.queued)),
-        *("--max-queued-tokens", str(args.queued_tokens)),
+        *("--max-queued-tokens", str(args.queued_tokens), "--num-pages", str(args.pages)),
     ]
     with log.open("w") as output:
         process = subprocess.Popen(  # noqa: S603  (our own command)
@@ -327,6 +332,8 @@ async def soak(url: str, pid: int, args: argparse.Namespace, books: Books) -> Me
     memory = Memory(pid)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=args.clients)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=600) as http:
+        # Whatever starts with the first request of its kind has started before memory is read.
+        await Traffic(http, books, args.seed).once()
         until = time.monotonic() + args.minutes * 60
         clients = [
             asyncio.create_task(Traffic(http, books, args.seed * 1000 + number).run(until))
@@ -374,6 +381,7 @@ def main() -> int:
     parser.add_argument("--running", type=int, default=8, help="requests that the server runs")
     parser.add_argument("--queued", type=int, default=24, help="answers that may wait")
     parser.add_argument("--queued-tokens", type=int, default=4096, help="of prompts that wait")
+    parser.add_argument("--pages", type=int, default=256, help="of the KV pool: it shall be short")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the outcome to this file")
     parser.add_argument("serve", nargs="*", help="behind --: flags of minisgl serve")
@@ -407,7 +415,15 @@ def report(args: argparse.Namespace, books: Books, growth: dict[str, tuple[float
         print(f"FAULT {count} x {fault}")
     print("every promise held" if not books.faults else f"{len(books.faults)} faults")
     if args.json:
-        record = {"command": sys.argv, "machine": os.cpu_count(), **asdict(books), "memory": growth}
+        record = {
+            "command": sys.argv,
+            "cores": os.cpu_count(),
+            "outcomes": dict(books.outcomes),
+            "faults": books.faults,
+            "answers": books.accepted_answers,
+            "tokens": books.completion_tokens,
+            "memory": growth,
+        }
         args.json.write_text(json.dumps(record, indent=2) + "\n")
 
 

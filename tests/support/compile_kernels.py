@@ -88,7 +88,7 @@ def call_all(dtype: torch.dtype) -> None:
     logits = torch.empty(4, 151_936, dtype=dtype)
     ops.sample_gumbel(logits, floats, longs, longs)
     ops.sample_filtered(logits, floats, longs, floats, floats, longs, longs)
-    ops.mask_tokens(logits, longs, table, longs)
+    ops.mask_tokens(logits, longs, torch.empty(4, 4748, dtype=torch.int32), longs)
     state = ControlTensors(
         torch.empty(4, 151_936, dtype=torch.int32), ints, *[floats] * 3, *[ints] * 6
     )

@@ -25,6 +25,7 @@ class Client:
     tokens: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
     num_cached: int = 0
     started: bool = False
 
@@ -165,3 +166,4 @@ class Harness:
                 # A step that fails by itself is a fault, of the scheduler or of the fake engine.
                 assert "the engine failed: " not in message or "injected" in message, message
                 client.failures.append(message)
+                client.statuses.append(failure.status if failure else 0)

@@ -19,7 +19,14 @@ from support.patience import PATIENCE
 from support.schedules import Ask, plain, run, schedules, set_ups
 from support.scheduling import Harness
 from support.server_process import wait_for
-from support.toy_grammar import InlineCompiler, ToyBackend, ToyGrammar, ToyMatcher
+from support.toy_grammar import (
+    VOCAB,
+    InlineCompiler,
+    ToyBackend,
+    ToyGrammar,
+    ToyMatcher,
+    allowed,
+)
 
 
 class CommittedTokensOnly(Audit):
@@ -174,6 +181,43 @@ def test_a_mask_that_goes_wrong_ends_that_request_alone(
     assert len(harness.clients[1].tokens) == num_tokens
     for uid in (0, 2):
         assert harness.clients[uid].tokens == generate(prompts[uid], 10, stop_ids=frozenset())
+
+
+FIRST = sorted(allowed(7, 3, []))
+SECOND = {token: sorted(allowed(7, 3, [token])) for token in FIRST}
+
+
+@pytest.mark.parametrize(
+    ("params", "num_tokens"),
+    [
+        ({"logit_bias": dict.fromkeys(FIRST, -100.0)}, 0),
+        ({"bad_token_ids": tuple((token,) for token in FIRST)}, 0),
+        ({"allowed_token_ids": tuple({*range(2, VOCAB)} - {*FIRST})}, 0),
+        (
+            {
+                "bad_token_ids": tuple(
+                    (first, second) for first, after in SECOND.items() for second in after
+                )
+            },
+            1,
+        ),
+    ],
+)
+def test_a_request_whose_own_fields_leave_no_token_is_told_so(
+    params: dict[str, Any], num_tokens: int
+) -> None:
+    harness = Harness(compiler=InlineCompiler())
+    harness.submit(0, [2, 3], max_tokens=10, grammar=GrammarSpec("grammar", "7:3"), **params)
+    harness.submit(1, [2, 4], max_tokens=10)
+    harness.finish()
+    assert harness.clients[0].reasons == ["error"]
+    assert (
+        "bad_words, allowed_token_ids, min_tokens and ignore_eos leave none"
+        in (harness.clients[0].failures[0])
+    )
+    assert harness.clients[0].statuses == [400]
+    assert len(harness.clients[0].tokens) == num_tokens
+    assert harness.clients[1].tokens == generate([2, 4], 10)
 
 
 def test_a_matcher_that_cannot_be_made_ends_its_request() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 from minisgl.engine.info import EngineInfo
 from minisgl.errors import RequestError
 from minisgl.message import Failure
-from minisgl.request import FinishReason
+from minisgl.request import MAX_BAD_TOKENS, FinishReason
+from minisgl.scheduler.controls import BAN
 from minisgl.scheduler.request_state import GrammarState, RequestState
 from minisgl.structured.compiler import Compilation, GrammarCompiler
 from minisgl.structured.interface import CompiledGrammar, MaskArray, mask_words
@@ -116,14 +117,23 @@ class Grammars:
                 "ambiguous"
             )
         mask &= ~self._outside
-        may_end = bool((mask & self._eos).any())
+        may_end, may_go_on = bool((mask & self._eos).any()), bool(mask.any())
         mask &= ~state.never
+        for *before, last in state.bad:
+            if state.recent[-len(before) :] == before:
+                mask[last // 32] &= ~np.int32(np.uint32(1 << last % 32).view(np.int32))
         if num_output < request.params.min_tokens:
             mask &= ~state.early
         if mask.any():
             return None
         if may_end:  # only the end may come, and the request does not obey end-of-sequence tokens
             return FinishReason.STOP
+        if may_go_on:
+            return _wrong(
+                "logit_bias, bad_words, allowed_token_ids, min_tokens and ignore_eos leave none of "
+                "the tokens that may come next",
+                status=400,
+            )
         return _wrong("no token may come next")
 
     def accept(self, request: RequestState, token: int) -> Ending | None:
@@ -140,6 +150,8 @@ class Grammars:
         state.spent_s += time.thread_time() - began
         if not accepted:
             return _wrong(f"the token {token} came, which it does not allow")
+        if state.bad:
+            state.recent = [*state.recent, token][-MAX_BAD_TOKENS:]
         return FinishReason.STOP if finished else None
 
     def _open(self, request: RequestState, grammar: CompiledGrammar) -> Failure | None:
@@ -147,11 +159,16 @@ class Grammars:
         never = self._eos if params.ignore_eos else self._nothing
         if params.allowed_token_ids is not None:
             never = never | ~self._bits(params.allowed_token_ids)
+        banned = [token for token, bias in params.logit_bias.items() if bias == BAN]
+        banned += [one[0] for one in params.bad_token_ids if len(one) == 1]
+        if banned:  # the device forbids them, too: here it shows when nothing else is left
+            never = never | self._bits(banned)
+        bad = [one for one in params.bad_token_ids if len(one) > 1]
         early = self._nothing
         if params.min_tokens:
             early = self._eos | self._bits(request.stop_token_ids)
         try:
-            request.grammar = GrammarState(grammar.matcher(), never, early)
+            request.grammar = GrammarState(grammar.matcher(), never, early, bad)
         except Exception as error:
             logger.exception("the grammar of request %d failed", request.uid)
             return _broken(error)
@@ -172,5 +189,6 @@ def _broken(error: Exception) -> Failure:
     return Failure(f"the grammar engine failed: {error}", status=500, param="grammar")
 
 
-def _wrong(what: str) -> Failure:
-    return Failure(f"the grammar cannot be obeyed any further: {what}", status=500, param="grammar")
+def _wrong(what: str, status: int = 500) -> Failure:
+    message = f"the grammar cannot be obeyed any further: {what}"
+    return Failure(message, status=status, param="grammar")

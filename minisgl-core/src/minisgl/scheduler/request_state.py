@@ -24,12 +24,16 @@ class GrammarState:
         matcher: has accepted every committed token of the output.
         never: int32 ``[words]``: tokens that may come at no time, whatever the grammar says.
         early: int32 ``[words]``: tokens that may not come below ``min_tokens``.
+        bad: sequences of token ids of which the last may not follow the others.
+        recent: the last tokens of the output, as many as the longest of those needs.
         spent_s: CPU time of the scheduler's thread that the grammar has taken, seconds.
     """
 
     matcher: Matcher
     never: MaskArray
     early: MaskArray
+    bad: list[tuple[int, ...]]
+    recent: list[int] = field(default_factory=list)
     spent_s: float = 0.0
 
 

@@ -7,9 +7,12 @@ in its order, and a pattern matches the whole string. ``oneOf`` is obeyed as ``a
 """
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+from minisgl.structured.formats import PATTERNS
+from minisgl.structured.pattern import any_text, translate
+from minisgl.structured.pattern_reader import shortened
 
 MAX_DEPTH: Final = 64
 """Schemas inside of one another. XGrammar's time grows with a power of it."""
@@ -20,10 +23,10 @@ _REFUSED: Final = frozenset({
     "$recursiveRef",
 })  # fmt: skip
 _FORMATS: Final = frozenset({
-    "email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri",
-    "uri-reference", "uri-template", "json-pointer", "relative-json-pointer",
+    "email", "duration", "ipv6", "uuid", "uri", "uri-reference", "uri-template", "json-pointer",
+    "relative-json-pointer",
 })  # fmt: skip
-"""Formats that are obeyed; any other one is an annotation, as the standard has it."""
+"""Formats that XGrammar obeys; beside them and ``PATTERNS`` a format is an annotation."""
 
 _OF_NUMBERS: Final = frozenset({
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -36,6 +39,11 @@ _OF_OBJECTS: Final = frozenset({
     "properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "required",
     "propertyNames", "minProperties", "maxProperties",
 })  # fmt: skip
+_OPEN_ENDED: Final = frozenset({
+    "patternProperties", "propertyNames", "additionalProperties", "unevaluatedProperties",
+})  # fmt: skip
+"""What lets names in that are not declared; without any of it XGrammar takes none."""
+
 _CHOICES: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _CONSTRAINTS: Final = (
     _OF_NUMBERS | _OF_STRINGS | _OF_ARRAYS | _OF_OBJECTS | frozenset((*_CHOICES, "type"))
@@ -68,36 +76,6 @@ def prepare(text: str) -> str:
     return json.dumps(_Preparation().schema(schema, "#", 0))
 
 
-def check_pattern(pattern: str, *, in_string: bool) -> None:
-    """Refuse what XGrammar reads otherwise than every engine of regular expressions.
-
-    Args:
-        pattern: the expression.
-        in_string: it describes a string inside of JSON, where some characters must be escaped.
-
-    Raises:
-        ValueError: the message says what is not supported.
-    """
-    outside = _CLASS.sub(lambda found: found[1] or "", pattern)
-    for group in _GROUP.findall(outside):
-        if group:
-            raise ValueError(
-                f"the pattern {_short(pattern)} has the group '({group}...'; look-around and flags "
-                "are not supported"
-            )
-    if in_string and _SPELT_OUT.search(outside):
-        raise ValueError(
-            f"the pattern {_short(pattern)} spells out a quote, a backslash or a control "
-            'character, which is not supported in JSON; a class, such as ["], may hold it'
-        )
-
-
-_CLASS: Final = re.compile(r"(\\.)|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-"""An escape, which stays, or a class of characters."""
-_GROUP: Final = re.compile(r"\\.|\((\?(?!:|P?<[A-Za-z_])[^)]{0,3})", re.DOTALL)
-_SPELT_OUT: Final = re.compile(r'["\x00-\x1f]|\\["\\nrtfv0cbB]|\\x[01]|\\x22|\\x5[cC]|\\u00[01]')
-
-
 class _Preparation:
     """One schema's way through; ``path`` says where in it one is, as in a ``$ref``."""
 
@@ -108,7 +86,7 @@ class _Preparation:
         if not isinstance(schema, dict):
             raise _wrong(path, "an object or a boolean", schema)
         if depth > MAX_DEPTH:
-            raise ValueError(f"{_short(path)} is nested deeper than {MAX_DEPTH} schemas")
+            raise ValueError(f"{shortened(path)} is nested deeper than {MAX_DEPTH} schemas")
         for name in schema.keys() & _REFUSED:
             if schema[name] not in (False, None):
                 raise ValueError(f"{path} has {name!r}, which is not supported")
@@ -142,8 +120,8 @@ class _Preparation:
             target = found["$ref"]
             if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
                 raise ValueError(
-                    f"{path} has the $ref {_short(target)}; only those within the schema ('#' or "
-                    "'#/...') are followed, nothing is fetched"
+                    f"{path} has the $ref {shortened(target)}; only those within the schema "
+                    "('#' or '#/...') are followed, nothing is fetched"
                 )
             return found
         kind = found.pop("type", None)
@@ -172,7 +150,9 @@ class _Preparation:
         if kinds is not None and not (
             isinstance(kinds, list) and kinds and all(isinstance(kind, str) for kind in kinds)
         ):
-            raise ValueError(f"{path}/type must be a type or a list of them, got {_short(kinds)}")
+            raise ValueError(
+                f"{path}/type must be a type or a list of them, got {shortened(kinds)}"
+            )
         for keywords, of in _KINDS:
             given = sorted(found.keys() & keywords)
             if given and not (set(kinds or ()) & set(of)):
@@ -182,8 +162,8 @@ class _Preparation:
 
     @staticmethod
     def _string(found: dict[str, Any], path: str) -> None:
-        """Rewrite lengths as a pattern: XGrammar's own lets control characters through."""
-        if found.get("format") not in _FORMATS:
+        """Rewrite lengths and formats as patterns where XGrammar's own are wider."""
+        if found.get("format") not in _FORMATS | PATTERNS.keys():
             found.pop("format", None)
         lengths = sorted(found.keys() & {"minLength", "maxLength"})
         given = [*lengths[:1], *(name for name in ("pattern", "format") if name in found)]
@@ -192,7 +172,9 @@ class _Preparation:
         if "pattern" in found:
             if not isinstance(found["pattern"], str):
                 raise ValueError(f"{path}/pattern must be a string")
-            check_pattern(found["pattern"], in_string=True)
+            found["pattern"] = _pattern(found["pattern"], f"{path}/pattern")
+        elif found.get("format") in PATTERNS:
+            found["pattern"] = _pattern(PATTERNS[found.pop("format")], path)
         if lengths:
             least, most = found.pop("minLength", 0), found.pop("maxLength", None)
             for value in (least, most):
@@ -200,17 +182,15 @@ class _Preparation:
                     raise ValueError(f"{path}/{lengths[0]} must be a whole number from 0")
             if most is not None and most < least:
                 raise ValueError(f"{path} has maxLength {most} below minLength {least}")
-            most = "" if most is None else most
-            found["pattern"] = f"^.{{{least},{most}}}$"
+            found["pattern"] = any_text(least, most)
 
     @staticmethod
     def _object(found: dict[str, Any], path: str) -> None:
         """Declare what is required: XGrammar obeys ``required`` for declared properties only."""
-        if "propertyNames" in found and "properties" in found:
-            raise ValueError(f"{path} has 'propertyNames' beside 'properties'; not supported")
         required = found.get("required", [])
         if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
-            raise ValueError(f"{path}/required must be a list of names, got {_short(required)}")
+            raise ValueError(f"{path}/required must be a list of names, got {shortened(required)}")
+        _check_names(found, len(set(required)), path)
         declared = found.get("properties", {})
         missing = [name for name in required if isinstance(declared, dict) and name not in declared]
         if not missing:
@@ -227,13 +207,12 @@ class _Preparation:
             inner = found[name]
             if not isinstance(inner, dict):
                 raise _wrong(f"{path}/{name}", "an object", inner)
-            if name == "patternProperties":
-                for pattern in inner:
-                    check_pattern(pattern, in_string=True)
-            found[name] = {
-                key: self.schema(value, f"{path}/{name}/{key}", depth + 1)
-                for key, value in inner.items()
-            }
+            passed_on = {}
+            for key, value in inner.items():
+                of = f"{path}/{name}"
+                written = _pattern(key, of) if name == "patternProperties" else key
+                passed_on[written] = self.schema(value, f"{of}/{key}", depth + 1)
+            found[name] = passed_on
 
     def _list(self, schemas: object, path: str, depth: int) -> list[Schema]:
         if not isinstance(schemas, list):
@@ -241,11 +220,44 @@ class _Preparation:
         return [self.schema(one, f"{path}/{i}", depth + 1) for i, one in enumerate(schemas)]
 
 
+def _check_names(found: Mapping[str, Any], num_required: int, path: str) -> None:
+    """Refuse names of an object that XGrammar may take twice, or for one schema out of two."""
+    if "propertyNames" in found and "properties" in found:
+        raise ValueError(f"{path} has 'propertyNames' beside 'properties'; not supported")
+    patterns = found.get("patternProperties")
+    if isinstance(patterns, dict) and patterns and ("properties" in found or len(patterns) > 1):
+        other = "'properties'" if "properties" in found else "another pattern"
+        raise ValueError(
+            f"{path} has a pattern of 'patternProperties' beside {other}; not supported, since a "
+            "name that both describe would have to satisfy both"
+        )
+    open_ended = found.keys() & _OPEN_ENDED
+    least = found.get("minProperties", 0)
+    more = isinstance(least, int) and least > num_required + 1
+    if more and any(found[name] is not False for name in open_ended):
+        raise ValueError(
+            f"{path} has minProperties {least}, and names that are neither declared nor required; "
+            "not supported, since one of these may come twice"
+        )
+
+
+def _pattern(pattern: str, path: str) -> str:
+    """Return a pattern as it is passed on.
+
+    Raises:
+        ValueError: it is not supported; the message begins with ``path``.
+    """
+    try:
+        return translate(pattern, in_string=True)
+    except ValueError as refused:
+        raise ValueError(f"{path}: {refused}") from None
+
+
 def _values(choice: str, found: dict[str, Any], kind: object, path: str) -> Schema:
     """Return ``const`` or ``enum`` without the values that are not of the type."""
     values = [found["const"]] if choice == "const" else found["enum"]
     if not isinstance(values, list) or not values:
-        raise ValueError(f"{path}/enum must be a list of values, got {_short(values)}")
+        raise ValueError(f"{path}/enum must be a list of values, got {shortened(values)}")
     kinds = [kind] if isinstance(kind, str) else kind
     if isinstance(kinds, list):
         values = [value for value in values if any(_is_a(value, one) for one in kinds)]
@@ -279,13 +291,8 @@ def _typed(schema: Schema, kind: object, path: str) -> Schema:
 
 
 def _wrong(path: str, expected: str, found: object) -> ValueError:
-    return ValueError(f"{path} must be {expected}, got {_short(found)}")
+    return ValueError(f"{path} must be {expected}, got {shortened(found)}")
 
 
 def _no_constant(name: str) -> object:
     raise ValueError(f"it is no JSON: {name}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

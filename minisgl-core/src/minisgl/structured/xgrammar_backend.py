@@ -20,6 +20,7 @@ from minisgl.errors import RequestError
 from minisgl.request import GrammarSpec
 from minisgl.structured.compiler import took_too_long
 from minisgl.structured.interface import GrammarContext, MaskArray
+from minisgl.structured.utf8 import Utf8Guard
 from minisgl.structured.xgrammar_worker import Job, Outcome, WorkerArguments
 
 if TYPE_CHECKING:
@@ -46,30 +47,36 @@ class XGrammarMatcher:
     finished = False
     """XGrammar always wants an end-of-sequence token, which ends the request."""
 
-    def __init__(self, grammar: "xgrammar.CompiledGrammar") -> None:
+    def __init__(self, grammar: "xgrammar.CompiledGrammar", guard: Utf8Guard) -> None:
         from xgrammar import GrammarMatcher
 
         self._matcher = GrammarMatcher(grammar)
+        self._guard = guard
+        self._pending: int | None = None
 
     def fill_mask(self, mask: MaskArray) -> None:
         """Write which tokens may come next."""
         self._matcher.fill_next_token_bitmask(mask.reshape(1, -1))
+        if self._pending is not None:
+            self._guard.restrict(mask, self._pending)
 
     def accept(self, token_id: int) -> bool:
         """Take the next token of the text; returns whether it could come."""
+        self._pending = self._guard.pending(token_id)
         return bool(self._matcher.accept_token(token_id))
 
 
 class XGrammarGrammar:
     """A compiled grammar."""
 
-    def __init__(self, grammar: "xgrammar.CompiledGrammar") -> None:
+    def __init__(self, grammar: "xgrammar.CompiledGrammar", guard: Utf8Guard) -> None:
         self._grammar = grammar
+        self._guard = guard
         self.num_bytes = int(grammar.memory_size_bytes)
 
     def matcher(self) -> XGrammarMatcher:
         """Return a matcher at the beginning of a text."""
-        return XGrammarMatcher(self._grammar)
+        return XGrammarMatcher(self._grammar, self._guard)
 
 
 class XGrammarBackend:
@@ -93,6 +100,7 @@ class XGrammarBackend:
         from xgrammar import TokenizerInfo
 
         self._info = TokenizerInfo.deserialize_json(self._helper.wait_ready().decode())
+        self._guard = Utf8Guard(self._info.decoded_vocab, context.vocab_size)
         self._finalizer = weakref.finalize(self, _Helper.stop, self._helper)
 
     def compile(self, spec: GrammarSpec) -> XGrammarGrammar:
@@ -108,7 +116,7 @@ class XGrammarBackend:
         from xgrammar import CompiledGrammar
 
         data = outcome.data.decode()
-        return XGrammarGrammar(CompiledGrammar.deserialize_json(data, self._info))
+        return XGrammarGrammar(CompiledGrammar.deserialize_json(data, self._info), self._guard)
 
     def close(self) -> None:
         """Stop the helper. Safe to call twice."""

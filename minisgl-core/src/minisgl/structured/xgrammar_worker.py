@@ -23,8 +23,11 @@ import numpy as np
 
 from minisgl.processes import die_with_parent, leave_signals_to_parent
 from minisgl.request import GrammarKind, GrammarSpec
+from minisgl.structured.code_points import escapes
 from minisgl.structured.interface import GrammarContext, mask_words
-from minisgl.structured.json_schema import check_pattern, prepare
+from minisgl.structured.json_schema import prepare
+from minisgl.structured.pattern import translate
+from minisgl.structured.utf8 import INVALID
 
 if TYPE_CHECKING:
     import xgrammar
@@ -98,6 +101,7 @@ def run_worker(descriptor: int, parent_pid: int) -> Never:
 
 def _serve(end: Connection) -> None:
     arguments: WorkerArguments = pickle.loads(end.recv_bytes())  # noqa: S301  (from our parent)
+    escapes()  # which every fork needs
     try:
         info = tokenizer_info(arguments.context)
     except Exception as error:  # noqa: BLE001  (our parent reports it)
@@ -126,7 +130,7 @@ def _serve(end: Connection) -> None:
 
 
 def tokenizer_info(context: GrammarContext) -> "xgrammar.TokenizerInfo":
-    """Return the vocabulary as XGrammar wants it: special tokens are no text."""
+    """Return the vocabulary as XGrammar wants it: special tokens, and invalid ones, are no text."""
     import xgrammar
 
     if not context.eos_token_ids:
@@ -139,7 +143,8 @@ def tokenizer_info(context: GrammarContext) -> "xgrammar.TokenizerInfo":
     special = set(tokenizer.all_special_ids)
     special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     vocabulary = [
-        b"" if token_id in special else token for token_id, token in enumerate(found.decoded_vocab)
+        b"" if token_id in special or INVALID.search(token) else token
+        for token_id, token in enumerate(found.decoded_vocab)
     ]
     return xgrammar.TokenizerInfo(
         vocabulary,
@@ -225,8 +230,7 @@ def _regex(
     value: str,
     whitespace: int | None,  # noqa: ARG001
 ) -> "xgrammar.CompiledGrammar":
-    check_pattern(value, in_string=False)
-    return compiler.compile_regex(value)
+    return compiler.compile_regex(translate(value, in_string=False))
 
 
 def _choice(

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 _BLOCK, _NUM_WARPS = 1024, 4
@@ -36,6 +37,7 @@ def _activate(x: torch.Tensor, *, gelu: bool) -> torch.Tensor:
     return out
 
 
+@dispatched
 @triton.jit(do_not_specialize=["row_stride"])
 def _gated_kernel(
     x_ptr, out_ptr,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernel.controls import ControlTensors, check_counts
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 _BLOCK, _NUM_WARPS = 4096, 4
@@ -26,6 +27,7 @@ def penalize(logits: torch.Tensor, rows: torch.Tensor, state: ControlTensors) ->
     )  # fmt: skip
 
 
+@dispatched
 @triton.jit(do_not_specialize=["logits_stride", "counts_stride"])
 def _penalize_kernel(
     logits_ptr,

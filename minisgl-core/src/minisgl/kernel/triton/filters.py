@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 from minisgl.kernel.triton.sampling import (
     BLOCK,
@@ -129,6 +130,7 @@ class _Search:
 _UNSPECIALIZED = ["row_stride", "temperature_ptr", "top_k_ptr", "top_p_ptr", "num_rows", "step"]
 
 
+@dispatched
 @triton.jit(do_not_specialize=_UNSPECIALIZED[:2])
 def _maxima_kernel(
     logits_ptr, row_stride, FACTOR: tl.constexpr, temperature_ptr, maxima_ptr,
@@ -143,6 +145,7 @@ def _maxima_kernel(
         tl.store(maxima_ptr + row * SPANS + span, tl.max(x, axis=0))
 
 
+@dispatched
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
 def _digit_kernel(
     logits_ptr, row_stride, FACTOR: tl.constexpr, temperature_ptr, top_k_ptr, top_p_ptr,
@@ -197,6 +200,7 @@ def _digit_kernel(
             tl.store(out_ptr + lane, tl.sum(tl.where(reached, amount, 0.0), axis=0))
 
 
+@dispatched
 @triton.jit(do_not_specialize=_UNSPECIALIZED[:-1])
 def _border_kernel(
     logits_ptr, row_stride, FACTOR: tl.constexpr, temperature_ptr, top_k_ptr, top_p_ptr,

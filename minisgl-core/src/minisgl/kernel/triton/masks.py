@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernel.masks import check_pairs, check_words
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
 
 _BLOCK, _NUM_WARPS = 4096, 4
@@ -30,6 +31,7 @@ def mask_tokens(
     )  # fmt: skip
 
 
+@dispatched
 @triton.jit(
     do_not_specialize=[
         "logits_ptr", "places_ptr", "masks_ptr", "which_ptr", "logits_stride", "masks_stride",

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 _TILE = 1024
@@ -82,6 +83,7 @@ def _tiling(width: int) -> tuple[int, int, int]:
     return tile_rows, block, min(max(tile_rows * block // 256, 1), 32)
 
 
+@dispatched
 @triton.jit(do_not_specialize=["num_rows", "row_stride"])
 def _rms_norm_kernel(
     x_ptr, weight_ptr, out_ptr, eps, num_rows,
@@ -101,6 +103,7 @@ def _rms_norm_kernel(
     tl.store(out_ptr + rows * WIDTH + columns, normed.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@dispatched
 @triton.jit(do_not_specialize=["x_stride", "residual_stride", "rows"])
 def _add_rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, eps,

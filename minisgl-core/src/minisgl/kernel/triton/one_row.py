@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernel.triton.activations import activate
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP
 
 _OVERLAP = tl.constexpr(OVERLAP)
@@ -75,6 +76,7 @@ def _num_warps(inputs: int, columns: int) -> int:
     return 8 if 1024 < inputs <= 4096 or inputs > 16384 else 4
 
 
+@dispatched
 @triton.jit(do_not_specialize=["x_ptr", "bias_ptr", "outputs"])
 def _one_row_kernel(
     x_ptr, residual_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr, total_ptr, eps, outputs,

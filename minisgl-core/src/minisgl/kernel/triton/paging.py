@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
 
 _BLOCK, _NUM_WARPS = 1024, 4
@@ -33,6 +34,7 @@ def page_indices(
     )  # fmt: skip
 
 
+@dispatched
 @triton.jit(
     do_not_specialize=[
         "table_ptr", "rows_ptr", "kv_lens_ptr", "indptr_ptr", "indices_ptr", "last_lens_ptr",

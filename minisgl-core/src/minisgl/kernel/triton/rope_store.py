@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernel.rotation import Rotation
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 _TILE_HEADS = 16
@@ -127,6 +128,7 @@ def _layout(heads: int, dim: int, rotary_dim: int) -> tuple[int, tuple[int, ...]
     return -(-heads // tile_heads), tiles, min(max(tile_heads * block // 256, 1), 8)
 
 
+@dispatched
 @triton.jit(do_not_specialize=["positions_ptr", "slots_ptr", "row_stride"])
 def _rope_kernel(
     x_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, slots_ptr, q_ptr, k_ptr, v_ptr, eps,
@@ -205,6 +207,7 @@ def _normed(x, scale, q_norm_ptr, k_norm_ptr, columns, inside, is_q, is_v, dtype
     return tl.where(is_v, x, normed.to(dtype).to(tl.float32))
 
 
+@dispatched
 @triton.jit(do_not_specialize=["slots_ptr", "k_stride", "v_stride"])
 def _store_kernel(
     k_ptr, v_ptr, slots_ptr, k_pool_ptr, v_pool_ptr,

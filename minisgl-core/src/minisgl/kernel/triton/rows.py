@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernel.rows import HAS_ORDER, HEADER_WORDS, PARAM_WORDS, DecodeInputs, RowTensors
+from minisgl.kernel.triton.dispatch import dispatched
 
 _BLOCK = 128
 _PROGRAMS = 32
@@ -30,6 +31,7 @@ def advance_rows(rows: RowTensors, inputs: DecodeInputs, page_size: int) -> None
     )  # fmt: skip
 
 
+@dispatched
 @triton.jit
 def _apply_plan_kernel(
     words,
@@ -89,6 +91,7 @@ def _apply_plan_kernel(
             start += programs * block
 
 
+@dispatched
 @triton.jit(do_not_specialize=["num_rows"])
 def _advance_rows_kernel(
     page_table,

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 BLOCK, NUM_WARPS = 1024, 1
@@ -177,6 +178,7 @@ def first_wait(waits):
     return (best & -LANES).to(tl.float32, bitcast=True), group * LANES + (best & (LANES - 1))
 
 
+@dispatched
 @triton.jit(
     do_not_specialize=[
         "temperature_ptr", "min_p_ptr", "row_max_ptr", "border_ptr", "ties_ptr", "seed_ptr",
@@ -248,6 +250,7 @@ def draw_blocks_kernel(
     tl.store(token_ptr + out, block * BLOCK + place)
 
 
+@dispatched
 @triton.jit(do_not_specialize=["temperature_ptr"])
 def _pick_kernel(
     largest_ptr, score_ptr, token_ptr, temperature_ptr, out_ptr,

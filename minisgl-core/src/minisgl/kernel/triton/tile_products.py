@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernel.triton.activations import activate
+from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, multiply_add, wait_for_inputs
 
 _MOST_WEIGHTS = ((16, 2**26), (64, 2**23), (128, 2**23))
@@ -122,6 +123,7 @@ def tile_linear(
     return out
 
 
+@dispatched
 @triton.jit(do_not_specialize=["x_stride", "bias_ptr", "rows"])
 def _tile_kernel(
     x_ptr, x_stride, X_FACTOR: tl.constexpr, weight_ptr, bias_ptr, out_ptr, rows,

@@ -111,7 +111,7 @@ class GenerationFields(GrammarFields):
     logit_bias: Annotated[dict[str, float] | None, documented(maxProperties=MAX_LOGIT_BIAS)] = None
     """Token ids, as strings, with what is added to their logits, from -100 (never) to 100."""
     bad_words: Annotated[list[str] | None, documented(maxItems=MAX_BAD_WORDS)] = None
-    """Texts that must not appear."""
+    """Texts that must not appear, as far as tokens can tell: others may spell the same text."""
     allowed_token_ids: Annotated[list[int] | None, documented(minItems=1)] = None
     """Only these tokens are possible."""
     prompt_logprobs: Annotated[int | None, documented(minimum=0, maximum=MAX_LOGPROBS)] = None
