@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.patience import FOR_EVER, PATIENCE
 from support.server_process import ServerProcess, can_bind, get, post, running_server, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-LIMIT = 3
+LIMIT = 5
 WATCHDOG = {"watchdog_timeout": LIMIT}
 
 
@@ -31,7 +32,7 @@ def num_steps(server: ServerProcess) -> int:
 
 
 def test_a_step_that_does_not_end_ends_the_server_with_a_stack(model: Path, tmp_path: Path) -> None:
-    fake = {"first_step": 600}
+    fake = {"first_step": FOR_EVER}
     with running_server(model, tmp_path, fake=fake, server=WATCHDOG) as server:
         pid = server.wait_ready().children()["scheduler"]
         answers: list[httpx.Response] = []
@@ -47,7 +48,7 @@ def test_a_step_that_does_not_end_ends_the_server_with_a_stack(model: Path, tmp_
             client.start()
         assert server.wait() == 7
         for client in clients:
-            client.join(30)
+            client.join(PATIENCE)
         what = (
             f"the scheduler process (pid {pid}) has not finished a step for {LIMIT} s "
             "(server.watchdog_timeout)"
@@ -66,12 +67,12 @@ def test_steps_that_end_and_idleness_are_no_hang(model: Path, tmp_path: Path) ->
     fake = {"delay": LIMIT / 3}
     with running_server(model, tmp_path, fake=fake, server=WATCHDOG) as server:
         server.wait_ready()
-        body = {"prompt": "abc", "max_tokens": 3 * LIMIT}
+        body = {"prompt": "abc", "max_tokens": 4}
         answer = post(f"{server.url}/v1/completions", json=body)
         assert answer.json()["choices"][0]["finish_reason"] == "length"
-        wait_for(lambda: num_steps(server) == 3 * LIMIT, "a heartbeat that tells of all steps")
-        time.sleep(2 * LIMIT)
-        assert num_steps(server) == 3 * LIMIT
+        wait_for(lambda: num_steps(server) == 4, "a heartbeat that tells of all steps")
+        time.sleep(1.5 * LIMIT)
+        assert num_steps(server) == 4
         server.kill(signal.SIGTERM)
         assert server.wait() == 0
 

@@ -144,7 +144,7 @@ def is_fine(answer: httpx.Response) -> bool:
 def test_nasty_values_are_answered_or_refused(asked: list[tuple[str, bytes]]) -> None:
     async def scenario(server: Served) -> None:
         for route, body in asked:
-            answer = await server.http.post(route, content=body, timeout=60)
+            answer = await server.http.post(route, content=body, timeout=PATIENCE)
             assert is_fine(answer), (route, body[:300], answer.status_code, answer.text[:500])
         assert await fine(server)
 
@@ -175,7 +175,7 @@ def test_ten_megabytes_of_text_are_refused_and_block_nobody(route: str) -> None:
             body[name] = value
 
     async def scenario(server: Served) -> None:
-        large = asyncio.create_task(server.http.post(route, json=body, timeout=100))
+        large = asyncio.create_task(server.http.post(route, json=body, timeout=PATIENCE))
         assert await fine(server)
         answer = await large
         assert is_fine(answer)

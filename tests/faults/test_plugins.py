@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.slow,
 ]
-
 IN_PLAN, IN_ATTEND = 41, 42
 """Lengths of prompts for which the backend below fails."""
 

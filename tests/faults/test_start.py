@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.patience import FOR_EVER
 from support.server_process import can_bind, running_server, session_members, wait_for
 from support.tiny_models import write_tiny_model
 
@@ -89,8 +90,8 @@ def test_a_worker_that_is_killed_while_it_starts_ends_the_start(
 ) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    # No worker serves yet: the scheduler takes a minute, and the start waits for all of them.
-    with running_server(model, tmp_path, fake={"startup": 60}) as server:
+    # No worker serves yet: the scheduler takes for ever, and the start waits for all of them.
+    with running_server(model, tmp_path, fake={"startup": FOR_EVER}) as server:
         # The server, its workers, and the tracker of multiprocessing's resources.
         wait_for(lambda: len(session_members(server.process.pid)) == 5, "the workers")
         pid = server.children()[victim]
@@ -105,7 +106,7 @@ def test_a_worker_that_is_killed_while_it_starts_ends_the_start(
 def test_a_server_that_is_killed_while_it_starts_takes_its_workers_along(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    with running_server(model, tmp_path, fake={"startup": 60}) as server:
+    with running_server(model, tmp_path, fake={"startup": FOR_EVER}) as server:
         wait_for(lambda: len(session_members(server.process.pid)) == 5, "the workers")
         server.kill(signal.SIGKILL)
         server.process.wait()

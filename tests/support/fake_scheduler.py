@@ -76,7 +76,7 @@ class EchoScheduler:
         self._deaf = bool(options.get("deaf", False))
         self._first_step = float(options.get("first_step", 0))
         self._computes = bool(options.get("computing", False))
-        self._gate = Path(options["gate"]) if "gate" in options else None
+        self.gate = Path(options["gate"]) if "gate" in options else None
         self._log = Path(options["log"]) if "log" in options else None
         self._running: dict[int, _Running] = {}
         self._num_steps = 0
@@ -148,7 +148,7 @@ class EchoScheduler:
         for uid, running in list(self._running.items()):
             request = running.request
             prompt, params = request.prompt, request.params
-            if self._gate and running.num_tokens and not self._gate.exists():
+            if self.gate and running.num_tokens and not self.gate.exists():
                 continue
             if running.num_tokens == 0:
                 batch.start(request)

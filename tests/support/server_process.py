@@ -99,6 +99,8 @@ class ServerProcess:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     def wait_ready(self) -> "ServerProcess":
+        """Wait until it serves."""
+
         def ready() -> bool:
             assert self.process.poll() is None, self.stderr
             return get(f"{self.url}/health").status_code == 200

@@ -14,12 +14,13 @@ from minisgl.distributed.gloo import GlooCommunicator
 from minisgl.distributed.progress import ProgressBoard
 from minisgl.errors import EngineLostError
 from minisgl.testing.communicators import run_ranks
+from support.patience import PATIENCE
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64]
 
 
 def run_gloo(
-    folder: Path, size: int, work: Callable[[GlooCommunicator], Any], timeout: float = 60
+    folder: Path, size: int, work: Callable[[GlooCommunicator], Any], timeout: float = PATIENCE
 ) -> list[Any]:
     """Run ``work`` once a rank, each in a thread: a group belongs to no process."""
     with ProgressBoard.new_file(size) as file:
@@ -82,7 +83,7 @@ def test_a_collective_ends_when_another_rank_does_not_come(tmp_path: Path) -> No
         communicator.barrier()
         communicator.set_timeout(0.2)
         if communicator.rank == 1:
-            assert waited.wait(60)
+            assert waited.wait(PATIENCE)
             return
         with pytest.raises(
             EngineLostError, match=r"^rank 0 waited 0\.2 s \(parallel\.timeout\) for the"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -91,16 +92,15 @@ def test_an_answer_that_takes_too_long_is_a_504_and_is_aborted(asked: float | No
     assert len(aborted) == 1
 
 
-def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
-    async def scenario(server: Served) -> tuple[str, list[int]]:
-        body = {**LONG, "stream": True, "timeout": 0.5}
-        async with server.http.stream("POST", TEXT, json=body) as response:
-            assert response.status_code == 200
-            server.engine.paused = True
-            text = (await response.aread()).decode()
-        return text, server.engine.aborted
+def test_a_stream_that_takes_too_long_ends_with_an_error_event(tmp_path: Path) -> None:
+    async def scenario(server: Served) -> tuple[httpx.Response, list[int]]:
+        server.engine.scheduler.gate = tmp_path / "never"  # there is no second token
+        response = await server.http.post(TEXT, json={**LONG, "stream": True, "timeout": 2})
+        return response, server.engine.aborted
 
-    text, aborted = run(scenario)
+    response, aborted = run(scenario)
+    assert response.status_code == 200
+    text = response.text
     *_, last = [event for event in text.split("\n\n") if event]
     assert '"code":"timeout"' in last
     assert "[DONE]" not in text
