@@ -1,4 +1,4 @@
-"""OpenAI's own package: the model calls a function (the server needs ``--tool-call-parser``)."""
+"""OpenAI's own package: the model must call a function, which any model can."""
 
 import json
 import sys

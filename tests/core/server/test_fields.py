@@ -190,3 +190,37 @@ def test_the_key_may_come_as_anthropics_clients_send_it() -> None:
         ]
 
     assert run(scenario, api_keys=("secret",)) == [200, 401]
+
+
+@both
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream": True, "stream_options": {"include_usage": None, "continuous_usage_stats": None}},
+        {"structured_outputs": {"regex": "a+", "choice": None, "whitespace_pattern": None}},
+        {"response_format": {"type": "text", "json_schema": None}},
+    ],
+    ids=str,
+)
+def test_null_is_absent_in_objects_too(route, base, fields) -> None:
+    assert post(route, {**base, "max_tokens": 1, **fields}).status_code == 200
+
+
+@both
+@pytest.mark.parametrize("stream_options", [{}, {"include_usage": False}])
+def test_counts_in_every_chunk_are_not_silently_left_out(route, base, stream_options) -> None:
+    body = {**base, "stream": True, "max_tokens": 1}
+    asked = {**stream_options, "continuous_usage_stats": True}
+    error = error_of(post(route, {**body, "stream_options": asked}))
+    assert error["param"] == "stream_options.continuous_usage_stats"
+    assert "include_usage" in error["message"]
+
+
+@both
+def test_a_seed_is_a_signed_number_of_64_bits_as_openai_documents(route, base) -> None:
+    def texts(seed: int) -> int:
+        return post(route, {**base, "max_tokens": 1, "seed": seed}).status_code
+
+    assert [texts(seed) for seed in (-1, -(2**63), 2**63 - 1)] == [200] * 3
+    error = error_of(post(route, {**base, "seed": -(2**63) - 1}))
+    assert str(-(2**63)) in error["message"]

@@ -2,9 +2,12 @@
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minisgl import request as request_module
 from minisgl.message import PromptEcho, TokenLogprob, TopLogprob
@@ -12,7 +15,6 @@ from minisgl.server.openai.logprobs import (
     FLOOR,
     CompletionLogprobs,
     chat_logprobs,
-    first_token_text,
     prompt_logprobs,
 )
 from support.http_asks import CHAT, HELLO, TEXT, error_of, events_of, post
@@ -194,14 +196,50 @@ def test_echo_with_logprobs_begins_with_null(stream) -> None:
     ]
 
 
-def test_the_first_tokens_text_is_what_the_others_leave_over() -> None:
-    def token(text: str, data: bytes) -> TokenLogprob:
-        return TokenLogprob(TopLogprob(0, text, data, -1.0))
+def test_offsets_count_the_characters_that_bytes_without_a_text_become() -> None:
+    pieces = [b"#", b"\xf0", b"\xa1", b"x", b"\x80", b"\xff", b"\xe6\x97", b"\xc3", b"\xa9", b"y"]
+    text = b"".join(pieces).decode(errors="replace")
+    tokens = [TokenLogprob(TopLogprob(0, "", data, -1.0)) for data in pieces]
+    offsets = CompletionLogprobs().piece(tokens)["text_offset"]
+    assert offsets == [0, 1, 1, 2, 3, 4, 5, 6, 6, 7]
+    assert [text[offsets[place]] for place in (0, 3, 8, 9)] == ["#", "x", "é", "y"]
 
-    whole = PromptEcho([1, 2, 3], "<s>ab", [None, token("a", b"a"), token("b", b"b")])
-    assert first_token_text(whole) == "<s>"
-    cut = PromptEcho([1, 2], "x😀", [None, token("\ufffd", "😀".encode())])
-    assert first_token_text(cut) == "x"
+
+@given(data=st.binary(max_size=12), cuts=st.lists(st.integers(0, 12), max_size=6))
+def test_a_token_begins_at_its_offset_whatever_its_bytes(data, cuts) -> None:
+    ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
+    pieces = [data[start:end] for start, end in pairwise([0, *ends]) if start < end]
+    tokens = [TokenLogprob(TopLogprob(0, "", piece, -1.0)) for piece in pieces]
+    offsets = CompletionLogprobs().piece(tokens)["text_offset"]
+    for place, offset in enumerate(offsets):
+        before = b"".join(pieces[:place])
+        # The first byte changes nothing of what is whole before it, and belongs to the last
+        # character so far.
+        assert offset == len((before + pieces[place][:1]).decode(errors="replace")) - 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("tail", ["", "ace"])
+def test_a_part_of_a_character_does_not_move_what_follows(half, tail, stream) -> None:
+    prompt = [*ids_of("h"), ids_of("😀")[half], *(ids_of(tail) if tail else [])]
+    body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": len(prompt)}
+    answer = post(TEXT, {**body, "stream": stream})
+    choices = [e["choices"][0] for e in events_of(answer)] if stream else answer.json()["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    found = merged([choice["logprobs"] for choice in choices if choice["logprobs"]])
+    assert text == 2 * f"h\ufffd{tail}"
+    assert found["tokens"] == list(text)
+    assert found["text_offset"] == list(range(len(text)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_without_an_answer_has_no_tokens_of_one(stream) -> None:
+    body = {"prompt": "ace", "echo": True, "max_tokens": 0, "return_token_ids": True}
+    answer = post(TEXT, {**body, "stream": stream})
+    choices = [e["choices"][0] for e in events_of(answer)] if stream else answer.json()["choices"]
+    assert choices[0]["token_ids"] == []
+    assert choices[0]["prompt_token_ids"] == ids_of("ace")
 
 
 # Prompt

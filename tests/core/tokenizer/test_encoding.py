@@ -120,7 +120,9 @@ def test_a_model_without_a_template_says_where_to_go() -> None:
         PromptEncoder(tokenizer).encode(user("x"))
 
 
-@pytest.mark.parametrize("name", ["tokenize", "chat_template", "messages", "return_tensors"])
+@pytest.mark.parametrize(
+    "name", ["tokenize", "chat_template", "messages", "return_tensors", "self"]
+)
 def test_template_variables_cannot_be_options_of_the_call(name) -> None:
     error = refused(user("x"), options=ChatOptions(template_kwargs={name: "x"}))
     assert error.param == "chat_template_kwargs"

@@ -134,8 +134,9 @@ def test_prompt_logprobs_are_there_though_the_prompt_is_cached(url: str) -> None
         assert all(str(token) in entry for token, entry in zip(PROMPT[1:], found[1:], strict=True))
 
 
-def test_seeded_choices_differ_and_come_back(url: str) -> None:
-    fields = {"n": 3, "seed": 5, "temperature": 1.5, "max_tokens": 10}
+@pytest.mark.parametrize("seed", [5, -5, -(2**63)])
+def test_seeded_choices_differ_and_come_back(url: str, seed: int) -> None:
+    fields = {"n": 3, "seed": seed, "temperature": 1.5, "max_tokens": 10}
     texts = [choice["text"] for choice in complete(url, **fields)["choices"]]
     assert len(set(texts)) == 3
     assert texts == [choice["text"] for choice in complete(url, **fields)["choices"]]

@@ -36,11 +36,14 @@ class PromptEcho(msgspec.Struct, frozen=True):
         token_ids: of the prompt.
         text: what they decode to, special tokens included.
         logprobs: one a token, if they were asked for; the first token has none.
+        first_text, first_data: the first token's own text and exact bytes, beside ``logprobs``.
     """
 
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprob | None] = []
+    first_text: str = ""
+    first_data: bytes = b""
 
 
 class TextReply(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -31,8 +31,9 @@ class PythonicCalls(PulledParser):
         if bracket := (yield from self._skip("[")):
             raw += bracket
             while (yield from self._python_call(raw)):
-                if not (raw := (yield from self._skip(","))):
-                    yield from self._skip("]")
+                raw = yield from self._skip(",")
+                ends = yield from self._skip("]")  # Python lets a list end with a comma
+                if ends or not raw:
                     yield from self._skip(self.END)
                     break
         elif raw:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from minisgl.errors import RequestError, nearest
@@ -60,12 +60,44 @@ Timeout = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 """Seconds that an answer may take."""
 
 
+def or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON schema that also takes ``null``, which means that the field is absent."""
+    if {"type": "null"} in schema.get("anyOf", ()):
+        return schema
+    about = {"default", "description", "title"}
+    outside = {key: value for key, value in schema.items() if key in about}
+    inside = {key: value for key, value in schema.items() if key not in about}
+    return {"anyOf": [inside, {"type": "null"}], **outside}
+
+
+def _document_nulls(schema: dict[str, Any]) -> None:
+    """Let the schema of an object take ``null`` for each field that may be absent."""
+    required = schema.get("required", ())
+    for name, inner in schema.get("properties", {}).items():
+        if name not in required:
+            schema["properties"][name] = or_null(inner)
+
+
 class Nested(BaseModel):
-    """Base of objects inside request bodies: these refuse what they do not know."""
+    """Base of objects inside request bodies: these refuse what they do not know.
+
+    ``null`` is absent here, too.
+    """
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, hide_input_in_errors=True, use_attribute_docstrings=True
+        extra="forbid",
+        strict=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+        json_schema_extra=_document_nulls,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: inner for name, inner in value.items() if inner is not None}
 
 
 class RequestParser:

@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from minisgl.server.answer_models import AnthropicError, ErrorBody
 from minisgl.server.errors import is_anthropic
-from minisgl.server.fields import RequestModel
+from minisgl.server.fields import RequestModel, or_null
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -132,7 +132,7 @@ def _body_schema(
     """Return pydantic's schema of a body, with what is not offered and with ``null`` for absent."""
     required = set(schema.get("required", ()))
     properties = {
-        name: inner if name in required else _nullable(inner)
+        name: inner if name in required else or_null(inner)
         for name, inner in schema["properties"].items()
     }
     for name, refused in model.not_offered.items():
@@ -141,16 +141,6 @@ def _body_schema(
             "description": f"Not offered: {refused.reason}. Only these values are accepted.",
         }
     return {**schema, "properties": properties, "additionalProperties": not strict}
-
-
-def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that also takes ``null``, which means that the field is absent."""
-    if {"type": "null"} in schema.get("anyOf", ()):
-        return schema
-    about = {"default", "description", "title"}
-    outside = {key: value for key, value in schema.items() if key in about}
-    inside = {key: value for key, value in schema.items() if key not in about}
-    return {"anyOf": [inside, {"type": "null"}], **outside}
 
 
 def _responses(doc: RouteDoc) -> dict[str, Any]:

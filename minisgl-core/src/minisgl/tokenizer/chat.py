@@ -82,7 +82,7 @@ class ChatTemplate:
                 tokenizer.apply_chat_template
             ).parameters.items()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ) | {"messages"}
+        ) | {"messages", "self"}
 
     def render(self, messages: Sequence[Any], options: ChatOptions) -> RenderedChat:
         """Return the text that the template makes of ``messages``.

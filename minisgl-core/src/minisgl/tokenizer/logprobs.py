@@ -97,12 +97,14 @@ def echo(
     """
     text = "" if decoder is None else decoder.decode(token_ids)
     described: list[TokenLogprob | None] = []
+    first_text, first_data = "", b""
     if logprobs is not None:
         stream = None if decoder is None else decoder.stream(skip_special_tokens=False)
         describe = without_text if stream is None else stream.describe
+        first_text, first_data = describe(token_ids[0])
         numbers = [None, *unpack(logprobs)]
         for token_id, raw in zip(token_ids, numbers, strict=True):
             described.append(None if raw is None else describe_token(token_id, raw, describe))
             if stream is not None:
                 stream.push(token_id)
-    return PromptEcho(token_ids, text, described)
+    return PromptEcho(token_ids, text, described, first_text, first_data)

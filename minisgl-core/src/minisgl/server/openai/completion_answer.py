@@ -11,7 +11,7 @@ from minisgl.server.openai.completion_request import CompletionRequest
 from minisgl.server.openai.logprobs import (
     CompletionLogprobs,
     cut_to,
-    first_token_text,
+    joined,
     prompt_logprobs,
 )
 from minisgl.server.usage import Usage
@@ -97,6 +97,8 @@ class CompletionAnswer(Answer):
             return None
         text = prompt.text if self._fields.echo else ""
         logprobs = self._logprobs(choice, prompt, []) if self._fields.echo else None
+        if self._fields.only_echo and self._fields.return_token_ids:
+            fields["token_ids"] = []  # no chunk with content follows
         return {**_chunk_choice(index, text, logprobs=logprobs), **fields}
 
     def _content(self, index: int, choice: _Choice, reply: TextReply) -> bytes:
@@ -141,9 +143,8 @@ class CompletionAnswer(Answer):
             return None
         if prompt is None or not self._fields.echo:
             return choice.offsets.piece(tokens)
-        return choice.offsets.piece(
-            [*cut_to(prompt.logprobs, num_top), *tokens], first_token_text(prompt)
-        )
+        echoed = choice.offsets.piece(cut_to(prompt.logprobs, num_top), prompt)
+        return joined([echoed, choice.offsets.piece(tokens)])
 
     def _reason(self, reason: str) -> str:
         return str(FinishReason.LENGTH) if self._fields.only_echo else reason

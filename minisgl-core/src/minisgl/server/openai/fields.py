@@ -24,6 +24,7 @@ from minisgl.request import (
     MAX_STOP_TOKEN_IDS,
     MAX_WHOLE,
     MIN_REPETITION_PENALTY,
+    MIN_SEED,
     SamplingParams,
 )
 from minisgl.server.errors import in_words_of
@@ -84,7 +85,7 @@ class GenerationFields(GrammarFields):
     """Draw among this many of the likeliest tokens only; -1 and 0 mean all."""
     min_p: Annotated[float, documented(minimum=0, maximum=1)] = 0.0
     """Drop tokens less likely than this fraction of the likeliest one's probability."""
-    seed: Annotated[int | None, documented(minimum=0, maximum=MAX_SEED)] = None
+    seed: Annotated[int | None, documented(minimum=MIN_SEED, maximum=MAX_SEED)] = None
     """Makes the noise of the answer reproducible, whatever else runs."""
     stop: Annotated[str | list[str] | None, documented(maxItems=MAX_STOP_STRINGS, minLength=1)] = (
         None
@@ -153,7 +154,7 @@ class GenerationFields(GrammarFields):
     def continuous_usage(self) -> bool:
         """Whether every chunk of a stream has the usage so far."""
         options = self.stream_options
-        return options is not None and options.include_usage and options.continuous_usage_stats
+        return options is not None and options.continuous_usage_stats
 
     @property
     def wants_prompt(self) -> bool:
@@ -169,6 +170,12 @@ class GenerationFields(GrammarFields):
         if self.stream_options is not None and not self.stream:
             raise RequestError(
                 "stream_options is only allowed when stream is true", param="stream_options"
+            )
+        options = self.stream_options
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            raise RequestError(
+                "stream_options.continuous_usage_stats=true needs include_usage=true",
+                param="stream_options.continuous_usage_stats",
             )
 
     def engine_names(self) -> dict[str, str]:

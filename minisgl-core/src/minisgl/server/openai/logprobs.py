@@ -1,5 +1,6 @@
 """Log-probabilities in the shapes of OpenAI's two endpoints, and of vLLM for prompts."""
 
+import codecs
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -32,13 +33,17 @@ class CompletionLogprobs:
 
     def __init__(self) -> None:
         self._num_characters = 0
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def piece(self, tokens: Sequence[TokenLogprob | None], first: str = "") -> dict[str, Any]:
+    def piece(
+        self, tokens: Sequence[TokenLogprob | None], prompt: PromptEcho | None = None
+    ) -> dict[str, Any]:
         """Return the object for the next tokens.
 
         Args:
-            tokens: ``None`` for the prompt's first token, which nothing predicts.
-            first: text of that one.
+            tokens: of the answer, or all of ``prompt``; ``None`` for the prompt's first token,
+                which nothing predicts.
+            prompt: that the text begins with; its text is whole, whatever follows.
         """
         texts: list[str] = []
         values: list[float | None] = []
@@ -46,15 +51,18 @@ class CompletionLogprobs:
         offsets: list[int] = []
         for token in tokens:
             if token is None:
-                texts.append(first)
+                texts.append("" if prompt is None else prompt.first_text)
                 values.append(None)
                 tops.append(None)
-                offsets.append(self._advance(first.encode()))
+                offsets.append(self._advance(b"" if prompt is None else prompt.first_data))
                 continue
             texts.append(token.chosen.text)
             values.append(_finite(token.chosen.logprob))
             tops.append(_by_text(token))
             offsets.append(self._advance(token.chosen.data))
+        if prompt is not None:
+            self._num_characters = len(prompt.text)
+            self._utf8.reset()
         return {
             "text_offset": offsets,
             "token_logprobs": values,
@@ -65,17 +73,19 @@ class CompletionLogprobs:
     def _advance(self, data: bytes) -> int:
         """Return the character at which ``data`` begins, and go on behind it.
 
-        A token that holds the end of a split character begins at that character.
+        A token that holds the end of a split character begins at that character. Bytes that are no
+        UTF-8 are U+FFFD in the text; a held one becomes that when the next byte does not fit.
         """
-        is_inside = bool(data) and _continues(data[0])
-        offset = self._num_characters - is_inside
-        self._num_characters += sum(not _continues(byte) for byte in data)
-        return max(offset, 0)
+        settled = len(self._utf8.decode(data[:1]))
+        is_held = bool(self._utf8.getstate()[0])
+        offset = self._num_characters + max(0, settled + is_held - 1)
+        self._num_characters += settled + len(self._utf8.decode(data[1:]))
+        return offset
 
 
-def _continues(byte: int) -> bool:
-    """Return whether a byte of UTF-8 belongs to a character that began before it."""
-    return byte & 0xC0 == 0x80
+def joined(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return pieces that follow one another as one."""
+    return {name: [x for piece in pieces for x in piece[name]] for name in pieces[0]}
 
 
 def _by_text(token: TokenLogprob) -> dict[str, float]:
@@ -87,16 +97,6 @@ def _by_text(token: TokenLogprob) -> dict[str, float]:
     for top in (*token.top, token.chosen):
         values.setdefault(top.text, _finite(top.logprob))
     return values
-
-
-def first_token_text(prompt: PromptEcho) -> str:
-    """Return the text of a prompt's first token: what the texts of all others leave over."""
-    rest = "".join(token.chosen.text for token in prompt.logprobs[1:] if token is not None)
-    if prompt.text.endswith(rest):
-        return prompt.text[: len(prompt.text) - len(rest)]
-    num_bytes = sum(len(token.chosen.data) for token in prompt.logprobs[1:] if token is not None)
-    data = prompt.text.encode()
-    return data[: max(0, len(data) - num_bytes)].decode(errors="replace")
 
 
 def prompt_logprobs(prompt: PromptEcho, num_top: int) -> list[dict[str, Any] | None]:

@@ -5,7 +5,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from minisgl.request import MAX_CACHE_SALT, MAX_LOGPROBS, MAX_PRIORITY, MAX_SEED, MAX_WHOLE
+from minisgl.request import (
+    MAX_CACHE_SALT,
+    MAX_LOGPROBS,
+    MAX_PRIORITY,
+    MAX_SEED,
+    MAX_WHOLE,
+    MIN_SEED,
+)
 from minisgl.server.chat.convert import chat_request
 from minisgl.server.errors import in_words_of
 from minisgl.server.fields import Nested, NotOffered, RequestModel, Timeout
@@ -156,7 +163,7 @@ class ResponsesRequest(RequestModel):
     """Draw among this many of the likeliest tokens only; not in OpenAI's API."""
     min_p: Annotated[float, documented(minimum=0, maximum=1)] = 0.0
     """Drop tokens less likely than this fraction of the likeliest one's; not in OpenAI's API."""
-    seed: Annotated[int | None, documented(minimum=0, maximum=MAX_SEED)] = None
+    seed: Annotated[int | None, documented(minimum=MIN_SEED, maximum=MAX_SEED)] = None
     """Makes the noise of the answer reproducible; not in OpenAI's API."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """A higher number is served earlier; not in OpenAI's API."""
