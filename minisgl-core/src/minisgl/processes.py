@@ -74,8 +74,10 @@ def signals_blocked() -> Iterator[None]:
 def raise_file_limit() -> None:
     """Allow as many connections as the system lets this process have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Some systems call their limit infinite, and refuse it.
+    with contextlib.suppress(OSError, ValueError):
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def quiet_collector() -> None:

@@ -207,6 +207,16 @@ def test_secrets_are_masked_everywhere():
     assert "4711" not in message_of(settings_from_keywords, api_key=4711, environ={})
 
 
+@pytest.mark.parametrize("given", ["", " ", ","])
+def test_an_empty_key_never_means_that_none_is_needed(given):
+    for message in (
+        message_of(resolve, {"server.api_key": given}),
+        message_of(settings_from_keywords, environ={"MINISGL_SERVER__API_KEY": given}),
+    ):
+        assert "server.api_key=..." in message
+        assert "must hold a key" in message
+
+
 def test_settings_are_frozen_and_survive_pickling():
     settings = resolve({"server.api_key": "hush", "backend_options.fa.x": 1}).settings
     assert pickle.loads(pickle.dumps(settings)) == settings

@@ -28,8 +28,16 @@ def _split_commas(value: object) -> object:
     return value
 
 
+def _split_secrets(value: object) -> object:
+    """Read ``a,b``; what is empty, as a variable that was never set, must not mean "none"."""
+    parts = _split_commas(value)
+    if isinstance(value, str) and not parts:
+        raise ValueError("must hold a key; leave the setting out if none shall be needed")
+    return parts
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_commas)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_secrets)]
 
 MAX_SECONDS = 86400
 """Longest time that a setting may give."""
