@@ -55,6 +55,7 @@ def fake_scheduler_main(settings: Settings, addresses: Addresses, status: Status
     if options.get("fail") == "exit":
         os._exit(9)
     transport = ZmqTransport(addresses)
+    status.num_dropped = lambda: transport.num_dropped
     logging.getLogger(__name__).info("the fake scheduler serves")
     status.ready({"max_seq_len": MAX_SEQ_LEN})
     EchoScheduler(transport, options).run()

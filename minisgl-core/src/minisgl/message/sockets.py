@@ -104,12 +104,6 @@ def _lock(file: IO[str]) -> bool:
     return True
 
 
-class Dropped:
-    """Counts what this process has received that was no message."""
-
-    count = 0
-
-
 class _Receiver(Generic[MessageT]):
     """Decodes what arrives; counts and drops what is no message."""
 
@@ -126,7 +120,6 @@ class _Receiver(Generic[MessageT]):
                 messages.append(self._codec.decode(data))
             except DecodeError as error:
                 self.num_dropped += 1
-                Dropped.count += 1
                 level = logging.WARNING if self.num_dropped == 1 else logging.DEBUG
                 logger.log(level, "%s dropped a message: %s", self._name, error)
         return messages

@@ -4,13 +4,13 @@ JSON-free and pickle-free like everything between processes: msgpack through the
 """
 
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 
 from minisgl.message.codec import Codec
-from minisgl.message.sockets import Dropped
 
 
 class Starting(msgspec.Struct, frozen=True, tag="starting"):
@@ -52,6 +52,8 @@ class StatusSender:
         self._connection = connection
         self._codec: Codec[Status] = Codec(Status)
         self._lock = threading.Lock()
+        self.num_dropped: Callable[[], int] = lambda: 0
+        """Returns how many messages were none; the worker sets it once it has its socket."""
 
     def starting(self, stage: str) -> None:
         """Say what the process does now."""
@@ -67,7 +69,7 @@ class StatusSender:
 
     def alive(self) -> bool:
         """Say that the process runs; return whether there is still a pipe to say it over."""
-        return self._send(Alive(Dropped.count))
+        return self._send(Alive(self.num_dropped()))
 
     def close(self) -> None:
         """Close the pipe: the supervisor takes it for the end of the work."""

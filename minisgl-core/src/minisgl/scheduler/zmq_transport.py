@@ -21,6 +21,11 @@ class ZmqTransport:
             self._context, addresses.frontend, FrontendMessage
         )
 
+    @property
+    def num_dropped(self) -> int:
+        """Messages dropped because they did not decode."""
+        return self._inbox.num_dropped
+
     def receive(self, timeout: float | None) -> list[BackendMessage]:
         """Return all messages that wait, in order; see ``Transport.receive``."""
         return self._inbox.receive(timeout)

@@ -35,6 +35,7 @@ def scheduler_main(
     if expected_plugins is not None:
         host.check_fingerprint(expected_plugins)
     transport = ZmqTransport(addresses)
+    status.num_dropped = lambda: transport.num_dropped
     scheduler = build_scheduler(
         settings, transport, host, max_queued_tokens=settings.server.max_queued_tokens
     )

@@ -221,6 +221,7 @@ class _Server:
         replies: AsyncPullSocket[FrontendMessage] = AsyncPullSocket(
             context, self._addresses.frontend, FrontendMessage
         )
+        self._replies = replies
         self._to_tokenizers: dict[str, PushSocket[TokenizerMessage]] = {
             name: PushSocket(plain, addresses.tokenizer, TokenizerMessage)
             for name, addresses in self._tokenizers.items()
@@ -372,7 +373,7 @@ class _Server:
             strict_requests=server.strict_requests,
             max_body_bytes=server.max_body_bytes,
             cors_allow_origins=server.cors_allow_origins,
-            num_dropped=pool.num_dropped,
+            num_dropped=lambda: {"api": self._replies.num_dropped, **pool.num_dropped()},
         )
         self._host.mount_routes(self._settings.plugins.routes, app, self._client)
         return build_http_server(app, server)

@@ -14,7 +14,7 @@ from typing import Any
 
 from minisgl.errors import WorkerDiedError
 from minisgl.message import Codec, DecodeError
-from minisgl.message.sockets import Addresses, Dropped
+from minisgl.message.sockets import Addresses
 from minisgl.message.status import Alive, Failed, Ready, Starting, Status
 from minisgl.processes import describe_end, signals_blocked
 from minisgl.server.journal import ask_for_stacks, last_lines
@@ -167,9 +167,8 @@ class WorkerPool:
                     return
 
     def num_dropped(self) -> dict[str, int]:
-        """Return by process how many messages were none, this process's own included."""
-        found = {name: worker.num_dropped for name, worker in self.workers.items()}
-        return {"api": Dropped.count, **found}
+        """Return by process how many messages were none."""
+        return {name: worker.num_dropped for name, worker in self.workers.items()}
 
     def report_hang(self, name: str, what: str) -> None:
         """Report a worker that shows signs of life and gets nothing done.

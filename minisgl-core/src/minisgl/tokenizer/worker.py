@@ -72,6 +72,7 @@ def serve_tokenizer(
     """Tokenise requests until ``Shutdown``."""
     encoder = PromptEncoder(tokenizer)
     with _Wires(addresses, addresses.tokenizer, TokenizerMessage) as wires:
+        status.num_dropped = lambda: wires.inbox.num_dropped
         quiet_collector()
         status.ready(
             {
@@ -99,6 +100,7 @@ def serve_detokenizer(
     """Turn steps of tokens into text until ``Shutdown``."""
     detokenizer = Detokenizer(tokenizer)
     with _Wires(addresses, addresses.detokenizer, DetokenizerMessage) as wires:
+        status.num_dropped = lambda: wires.inbox.num_dropped
         quiet_collector()
         status.ready()
         while True:
