@@ -189,6 +189,14 @@ def _note_logits(llm: LLM) -> Noted:
         return tokens
 
     engine._model.forward = keeping  # type: ignore[method-assign]
+    if engine.prefill_graphs is not None:
+        run = engine.prefill_graphs.run
+
+        def running(batch: Batch) -> torch.Tensor:
+            kept.append(run(batch))
+            return kept[-1]
+
+        engine.prefill_graphs.run = running  # type: ignore[method-assign]
     engine._launch = launched  # type: ignore[method-assign,assignment]
     if engine.graphs is not None:
         replay, graph_replay = engine._replay, engine.graphs.replay
