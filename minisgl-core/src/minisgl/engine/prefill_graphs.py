@@ -13,8 +13,9 @@ device computed it in 1.0; of Qwen3-4B in 8.9 and 3.3.
 
 import bisect
 import contextlib
+import gc
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -170,8 +171,9 @@ class PrefillGraphs:
 
     def record(self, progress: Callable[[Sequence[int]], Iterable[int]]) -> None:
         """Record all sizes, the largest first: the others fit into its memory."""
-        for size in progress(self.sizes[::-1]):
-            self._recorded[size] = self._record(size)
+        with _without_collector():
+            for size in progress(self.sizes[::-1]):
+                self._recorded[size] = self._record(size)
 
     def forget(self) -> None:
         """Drop all graphs and give their memory back."""
@@ -247,6 +249,19 @@ class PrefillGraphs:
             page_size=1,
             plan=plan,
         )
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep garbage where it is: destroying another engine's graph would break a recording."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def prefill_sizes(max_tokens: int) -> list[int]:
