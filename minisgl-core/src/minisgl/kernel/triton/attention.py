@@ -153,7 +153,7 @@ def choose_splits(num_rows: int, num_kv_heads: int, num_multiprocessors: int) ->
     programs = num_rows * num_kv_heads
     if programs >= 3 * num_multiprocessors:
         return 1
-    return min(_MOST_SPLITS, triton.cdiv(4 * num_multiprocessors, programs))
+    return min(_MOST_SPLITS, -(-4 * num_multiprocessors // programs))
 
 
 @dataclass(frozen=True, slots=True)
