@@ -177,6 +177,33 @@ def test_thinking_is_a_variable_of_the_template() -> None:
     assert off == {"enable_thinking": False, "thinking": False}
 
 
+def test_a_schema_and_effort_are_those_of_a_chat() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked = {"effort": "max", "format": {"type": "json_schema", "schema": schema}}
+    request = sent(output_config=asked)
+    assert request.params.grammar is not None
+    assert request.params.grammar.kind == "json_schema"
+    assert json.loads(request.params.grammar.value) == schema
+    assert request.template_kwargs == {"reasoning_effort": "max"}
+    assert sent(output_config={"effort": None}).params.grammar is None
+
+
+def test_hints_for_a_cache_and_labels_change_nothing(caplog) -> None:
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    hints = {
+        "cache_control": {"type": "ephemeral"}, "user_profile_id": "me", "workspace_id": "w",
+        "service_tier": "auto", "metadata": {"user_id": "me"}, "speed": "standard",
+        "tool_choice": {"type": "none"},
+        "tools": [{**tool, "cache_control": {"type": "ephemeral"}, "strict": True,
+                   "input_examples": [{}], "eager_input_streaming": True, "defer_loading": False}],
+    }  # fmt: skip
+    plain, hinted = sent(), sent(**hints)
+    assert hinted.prompt == plain.prompt
+    assert hinted.params == plain.params
+    assert hinted.tools == plain.tools
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_sampling_fields_reach_the_engine() -> None:
     request = sent(temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["x"], priority=3)
     params = request.params
@@ -216,6 +243,11 @@ def test_tokens_are_counted_as_the_engine_counts_them() -> None:
         ({"mcp_servers": [{}]}, ["mcp_servers", "not offered"]),
         ({"tools": [{"name": "f"}]}, ["tools.0.input_schema is required"]),
         ({"tool_choice": {"type": "tool"}}, ["tool_choice.name"]),
+        ({"output_config": {"format": {"type": "json_schema"}}}, ["output_config.format.schema"]),
+        ({"output_config": {"effort": "none"}}, ["output_config.effort", "'low'"]),
+        ({"output_config": {"task_budget": {"total": 5}}}, ["output_config.task_budget", "counts"]),
+        ({"output_config": {"colour": 1}}, ["output_config.colour is unknown"]),
+        ({"speed": "fast"}, ["speed='fast' is not offered", "one speed"]),
     ],
     ids=str,
 )

@@ -229,7 +229,7 @@ def test_nothing_is_stored_and_the_answer_says_so(store) -> None:
         ({"temperature": 101}, "temperature"),
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"include": ["file_search_call.results"]}, "include.0"),
+        ({"include": ["thoughts"]}, "include.0"),
         ({"text": {"format": {"type": "sound"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),

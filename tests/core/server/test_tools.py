@@ -93,6 +93,20 @@ def sent(**fields: Any) -> TokenizeRequest:
 # Chat completions
 
 
+def test_anthropics_thinking_can_be_left_out() -> None:
+    async def scenario(server: Served) -> list[list[str]]:
+        async with anthropic_client(server) as client:
+            kinds = []
+            for display in ("summarized", "omitted"):
+                message = await client.messages.create(
+                    model=MODEL, **body(BOTH), thinking={"type": "adaptive", "display": display}
+                )
+                kinds.append([block.type for block in message.content])
+            return kinds
+
+    assert run(scenario) == [["thinking", "text"], ["text"]]
+
+
 def test_a_whole_answer_has_content_reasoning_and_calls() -> None:
     choice = whole(BOTH, tools=TOOLS)
     message = choice["message"]

@@ -5,6 +5,7 @@ Anthropic's: ``{"type": "error", "error": {"type", "message"}}``.
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -53,14 +54,16 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
         error: may be about a field.
         names: the client's names of fields, by those that the error may use.
     """
-    field, dot, rest = (error.param or "").partition(".")
+    param = error.param or ""
+    field = re.split(r"[.\[]", param, maxsplit=1)[0]
+    rest = param.removeprefix(field)
     name = names.get(field)
     if name is None or name == field:
         return error
     message = error.message
     if message.startswith(field):
         message = name + message.removeprefix(field)
-    return RequestError(message, param=f"{name}{dot}{rest}", status=error.status, code=error.code)
+    return RequestError(message, param=f"{name}{rest}", status=error.status, code=error.code)
 
 
 @contextmanager

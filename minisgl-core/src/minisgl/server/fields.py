@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from minisgl.errors import RequestError, nearest
 
@@ -28,7 +36,7 @@ RequestT = TypeVar("RequestT", bound="RequestModel")
 
 @dataclass(frozen=True, slots=True)
 class NotOffered:
-    """A field that is known and not offered.
+    """A field that is known and not offered: of a body, or as an annotation of one inside it.
 
     Attributes:
         reason: ends the sentence "``name`` is not offered: ...".
@@ -43,6 +51,26 @@ class NotOffered:
         return any(
             isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
             for neutral in self.neutral
+        )
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the field."""
+        said = f"Not offered: {self.reason}. Only these values are accepted."
+        return {"enum": [*self.neutral, None], "description": said}
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(Any))
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, __: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return self.schema()
+
+    def _check(self, value: object) -> object:
+        if self.accepts(value):
+            return value
+        raise PydanticCustomError(
+            "not_offered", "is not offered: {reason}", {"reason": self.reason}
         )
 
 
@@ -183,6 +211,10 @@ def request_error(
     path = _path(first, fields)
     if first["type"] == "missing":
         return RequestError(f"{path} is required", param=path)
+    if first["type"] == "not_offered":
+        return RequestError(f"{path}={shortened(first['input'])} {first['msg']}", param=path)
+    if first["type"] == "extra_forbidden":
+        return RequestError(f"{path} is unknown, got {shortened(first['input'])}", param=path)
     wishes = [_wish(entry, model) for entry in complaints if _path(entry, fields) == path]
     wish = "; or: ".join(dict.fromkeys(wishes))
     return RequestError(f"{path}: {wish}, got {shortened(first['input'])}", param=path)

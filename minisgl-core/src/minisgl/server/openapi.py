@@ -136,10 +136,7 @@ def _body_schema(
         for name, inner in schema["properties"].items()
     }
     for name, refused in model.not_offered.items():
-        properties[name] = {
-            "enum": [*refused.neutral, None],
-            "description": f"Not offered: {refused.reason}. Only these values are accepted.",
-        }
+        properties[name] = refused.schema()
     return {**schema, "properties": properties, "additionalProperties": not strict}
 
 

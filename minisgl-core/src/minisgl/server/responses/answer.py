@@ -181,7 +181,7 @@ class ResponsesAnswer:
             "temperature": asked.temperature,
             "text": text,
             "tool_choice": asked.tool_choice or "auto",
-            "tools": [tool.model_dump() for tool in asked.tools or ()],
+            "tools": [tool.as_sent() for tool in asked.tools or ()],
             "top_logprobs": asked.top_logprobs,
             "top_p": asked.top_p,
             "truncation": "disabled",

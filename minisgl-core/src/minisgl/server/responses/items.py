@@ -28,7 +28,8 @@ def chat_messages(
         return [*messages, {"role": "user", "content": given}]
     for number, item in enumerate(given):
         where = f"input.{number}"
-        kind = item.get("type", "message")
+        kind = item.get("type")
+        kind = "message" if kind is None else kind
         if kind == "message":
             _add_message(messages, item, where)
         elif kind == "function_call":
