@@ -12,20 +12,24 @@ FLOOR: Final = -9999.0
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Return ``logprobs`` of a chat choice."""
-    content = [
-        {**_entry(token.chosen), "top_logprobs": [_entry(top) for top in token.top]}
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+    """Return ``logprobs`` of a chat choice; tokens without bytes have ``null``."""
+    return {"content": _entries(tokens, no_bytes=None), "refusal": None}
 
 
-def _entry(token: TopLogprob) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": _finite(token.logprob),
-        "bytes": list(token.data) if token.data else None,
-    }
+def response_logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return ``logprobs`` of a response's text, where OpenAI's ``bytes`` are always a list."""
+    return _entries(tokens, no_bytes=[])
+
+
+def _entries(tokens: Sequence[TokenLogprob], *, no_bytes: list[int] | None) -> list[dict[str, Any]]:
+    def entry(token: TopLogprob) -> dict[str, Any]:
+        return {
+            "token": token.text,
+            "logprob": _finite(token.logprob),
+            "bytes": list(token.data) or no_bytes,
+        }
+
+    return [{**entry(one.chosen), "top_logprobs": list(map(entry, one.top))} for one in tokens]
 
 
 class CompletionLogprobs:
