@@ -203,6 +203,26 @@ def test_what_is_no_call_is_content_to_the_last_character(kind, text) -> None:
     assert of(kind, *text).content == text
 
 
+FORBIDDEN = [
+    (HermesCalls, hermes('{"name": "g", "arguments": {}}')),
+    (Llama3Calls, '{"name": "g", "parameters": {}}'),
+    (MistralCalls, '[TOOL_CALLS][{"name": "g", "arguments": {}}]'),
+    (MistralCalls, '[TOOL_CALLS]g[ARGS]{"a": 1}'),
+    (PythonicCalls, "[g(n=1)]"),
+    (Qwen3CoderCalls, "<tool_call>\n<function=g>\n</function>\n</tool_call>"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), FORBIDDEN)
+def test_calls_of_forbidden_functions_are_content_to_the_last_character(kind, text) -> None:
+    def found(*pieces: str) -> Parsed:
+        tools = tuple(tool for tool in TOOLS if tool["function"]["name"] != "g")
+        return parsed(kind(ParserContext(tools=tools, forbidden=frozenset("g"))), *pieces)
+
+    for at in range(len(text) + 1):
+        assert (found(text[:at], text[at:]).content, found(text).names) == (text, [])
+
+
 KINDS = [HermesCalls, Llama3Calls, MistralCalls, PythonicCalls, Qwen3CoderCalls, required, named]
 WORDS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<function=f>",
          "<parameter=s>", "</parameter>", "</function>", '"', "{", "}", "[", "]", "(", ")", ",",

@@ -62,6 +62,10 @@ class PulledParser(ABC):
     def _read(self) -> Steps[None]:
         """Read everything; what is left of ``self._text`` at the end is content."""
 
+    def _may_call(self, name: str) -> bool:
+        """Return whether a name may be one of a function; models also make some up."""
+        return bool(name) and name not in self._context.forbidden
+
     # What readers are made of
 
     def _more(self) -> Steps[bool]:

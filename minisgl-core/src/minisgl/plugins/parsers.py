@@ -42,9 +42,10 @@ class AnswerParsers:
         """
         if plan.mode == "auto" and self.tools is None:
             raise RequestError(
-                "tool_choice 'auto' needs a parser of this model's tool calls, and its chat "
-                "template shows none that is installed: start the server with --tool-call-parser "
-                "NAME, or send tool_choice 'required', 'none' or a function's name",
+                "tool_choice lets the model call tools as it likes, which needs a parser of this "
+                "model's tool calls, and its chat template shows none that is installed: start the "
+                "server with --tool-call-parser NAME, or demand a call with tool_choice, or forbid "
+                "all",
                 param="tool_choice",
             )
 
@@ -65,7 +66,7 @@ class AnswerParsers:
             prompt_tail: the end of the rendered prompt.
             constrained: a grammar rules the text from its beginning, so there is no reasoning.
         """
-        context = ParserContext(tools=plan.tools, prompt_tail=prompt_tail)
+        context = ParserContext(tools=plan.tools, forbidden=plan.forbidden, prompt_tail=prompt_tail)
         reasoning = None
         if self.reasoning is not None and not constrained:
             reasoning = self.reasoning.create(context)

@@ -234,7 +234,7 @@ def _wish(complaint: ErrorDetails, model: type[BaseModel]) -> str:
 
 def _path(complaint: ErrorDetails, fields: dict[str, Any]) -> str:
     """Return the way through the body to what is wrong, without the names of union branches."""
-    parts: list[str] = []
+    path = ""
     value: Any = fields
     location = complaint["loc"]
     for number, part in enumerate(location):
@@ -245,5 +245,5 @@ def _path(complaint: ErrorDetails, fields: dict[str, Any]) -> str:
             value = value[part]  # type: ignore[index]  # pydantic's parts are its own keys
         elif not is_missing:
             continue
-        parts.append(str(part))
-    return ".".join(parts)
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,6 +1,6 @@
 """``POST /v1/messages``: its fields, and the chat that they mean."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -18,6 +18,8 @@ CLIENT_NAMES: Final = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
+    "tools[].function.parameters": "tools[].input_schema",
+    "tools[].function": "tools[]",
 }
 
 
@@ -64,12 +66,19 @@ class ToolChoice(Nested):
     disable_parallel_tool_use: bool = False
     """At most one call."""
 
-    def as_openai(self) -> str | dict[str, Any]:
+    def as_openai(self, tools: Sequence[Tool]) -> str | dict[str, Any]:
         """Return the choice in OpenAI's form.
 
+        Args:
+            tools: of the request.
+
         Raises:
-            RequestError: a name is missing.
+            RequestError: a name is missing, or there are no tools.
         """
+        if self.type == "any" and not tools:
+            raise RequestError(
+                "tool_choice.type is 'any', but the request has no tools", param="tool_choice.type"
+            )
         if self.type == "tool":
             if self.name is None:
                 raise RequestError(
@@ -177,7 +186,7 @@ class PromptFields(RequestModel):
         return {
             "messages": messages,
             "tools": None if self.tools is None else [tool.as_openai() for tool in self.tools],
-            "tool_choice": None if choice is None else choice.as_openai(),
+            "tool_choice": None if choice is None else choice.as_openai(self.tools or ()),
             "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
             "chat_template_kwargs": kwargs | (self.chat_template_kwargs or {}),
             "continue_final_message": goes_on,

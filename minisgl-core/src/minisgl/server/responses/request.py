@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from minisgl.errors import RequestError
 from minisgl.request import (
     MAX_CACHE_SALT,
     MAX_LOGPROBS,
@@ -15,7 +16,7 @@ from minisgl.request import (
 )
 from minisgl.server.chat.convert import chat_request
 from minisgl.server.errors import in_words_of
-from minisgl.server.fields import Nested, NotOffered, RequestModel, Timeout
+from minisgl.server.fields import Nested, NotOffered, RequestModel, Timeout, shortened
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.fields import ReasoningEffort, documented
 from minisgl.server.responses.items import chat_messages
@@ -24,8 +25,12 @@ CLIENT_NAMES: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
-    "response_format": "text",
+    "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tools[].function": "tools[]",
+    "tool_choice.function": "tool_choice",
+    "tool_choice.allowed_tools": "tool_choice",
+    "tool_choice.allowed_tools.tools[].function": "tool_choice.tools[]",
 }
 LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -178,7 +183,8 @@ class ResponsesRequest(RequestModel):
     tools: list[FunctionTool] | None = None
     """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
-    """``auto``, ``none``, ``required``, or ``{"type": "function", "name": ...}``."""
+    """``auto``, ``none``, ``required``, ``{"type": "function", "name": ...}``, or
+    ``{"type": "allowed_tools", "mode": ..., "tools": [...]}``."""
     parallel_tool_calls: bool = True
     """Whether an answer may hold several calls."""
     text: TextOptions | None = None
@@ -236,9 +242,6 @@ class ResponsesRequest(RequestModel):
         Raises:
             RequestError: a field is wrong; ``param`` is its name here.
         """
-        choice = self.tool_choice
-        if isinstance(choice, dict) and choice.get("type") == "function":
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
         with in_words_of(CLIENT_NAMES):
             chat = chat_request(
                 {
@@ -250,7 +253,7 @@ class ResponsesRequest(RequestModel):
                     "min_p": self.min_p,
                     "seed": self.seed,
                     "tools": None if self.tools is None else [t.as_chat() for t in self.tools],
-                    "tool_choice": choice,
+                    "tool_choice": _chat_choice(self.tool_choice),
                     "parallel_tool_calls": self.parallel_tool_calls,
                     "response_format": self.text and self.text.response_format(),
                     "reasoning_effort": self.reasoning and self.reasoning.effort,
@@ -266,3 +269,42 @@ class ResponsesRequest(RequestModel):
             chat.check_together()
             chat.sampling_params()  # here its errors still get the client's names
             return chat
+
+
+def _chat_choice(choice: Any) -> Any:
+    """Return ``tool_choice`` as ``/v1/chat/completions`` takes it.
+
+    Raises:
+        RequestError: it is about a tool that this server does not know.
+    """
+    if not isinstance(choice, Mapping):
+        return choice
+    match choice.get("type"):
+        case "function":
+            return {"type": "function", "function": {"name": choice.get("name")}}
+        case "allowed_tools":
+            return {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": choice.get("mode", "auto"),
+                    "tools": _chat_references(choice.get("tools")),
+                },
+            }
+        case kind:
+            raise RequestError(
+                f"tool_choice.type must be 'function' or 'allowed_tools', got {shortened(kind)}: "
+                "this server runs no tools of its own",
+                param="tool_choice.type",
+            )
+
+
+def _chat_references(tools: Any) -> Any:
+    """Return references to functions in the form of a chat; what is none stays as it is."""
+    if not isinstance(tools, list):
+        return tools
+    return [
+        {"type": tool.get("type", "function"), "function": {"name": tool.get("name")}}
+        if isinstance(tool, Mapping)
+        else tool
+        for tool in tools
+    ]
