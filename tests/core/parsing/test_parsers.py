@@ -76,6 +76,19 @@ def parsed(parser: TextParser, *pieces: str) -> Parsed:
     return found
 
 
+def test_names_that_python_cannot_write_are_read_as_they_are() -> None:
+    tools = (tool("get-weather"), tool("get"), tool("2x"), tool("a b/c"))
+    text = '[get-weather(city="Ulm"), get(n=1), 2x(), a b/c (l=["(", 2])] ok'
+    calls = [("get-weather", {"city": "Ulm"}), ("get", {"n": 1}), ("2x", {}),
+             ("a b/c", {"l": ["(", 2]})]  # fmt: skip
+    for at in range(len(text) + 1):
+        found = parsed(PythonicCalls(ParserContext(tools=tools)), text[:at], text[at:])
+        assert (found.calls, found.content.strip()) == (calls, "ok"), at
+    assert parsed(PythonicCalls(ParserContext(tools=tools)), *text).calls == calls
+    for other in ("[get-rain(x=1)]", "[get-weather]", "[get-weather(1)]", "[2y()]", "[get-weather"):
+        assert parsed(PythonicCalls(ParserContext(tools=tools)), *other).content == other
+
+
 def of(kind: Any, *pieces: str, **context: Any) -> Parsed:
     return parsed(kind(ParserContext(tools=TOOLS, **context)), *pieces)
 

@@ -51,6 +51,12 @@ def sent(**changes: Any) -> TokenizeRequest:
     return run(scenario)
 
 
+def test_alternatives_without_log_probabilities_are_refused_in_this_apis_words() -> None:
+    error = error_of(post(RESPONSES, {**HELLO, "top_logprobs": 2}))
+    assert error["param"] == "top_logprobs"
+    assert "'message.output_text.logprobs' in include" in error["message"]
+
+
 def test_a_response_has_openais_shape() -> None:
     response = ask(metadata={"a": "b"}, user="me")
     assert response.id.startswith("resp_")

@@ -167,6 +167,59 @@ def test_an_answer_that_is_cut_off_ends_with_length() -> None:
     assert whole(ONE, tools=TOOLS, max_tokens=20)["finish_reason"] == "length"
 
 
+LIST = '[{"name": "time", "parameters": {"city": "Ulm"}}, {"name": "weather", "parameters": {}}]'
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_call_is_no_content_where_there_is_nothing_but_calls(stream) -> None:
+    """Wherever ``max_tokens`` cuts: what has begun is a call, and the rest is nothing."""
+    fields = {"tools": TOOLS, "tool_choice": "required"}
+    seen = set()
+    for limit in range(1, len(LIST) + 2):
+        if stream:
+            [one] = streamed(LIST, **fields, max_tokens=limit).values()
+            content, calls = one.get("content", ""), one["calls"]
+        else:
+            one = whole(LIST, **fields, max_tokens=limit)
+            content = one["message"]["content"] or ""
+            calls = [call["function"] for call in one["message"].get("tool_calls", ())]
+        assert content == "", limit
+        text = "".join(call["arguments"] for call in calls)
+        assert '{"city": "Ulm"}{}'.startswith(text)
+        seen.add((len(calls), one["finish_reason"]))
+        if one["finish_reason"] != "length":
+            break
+    assert seen == {(0, "length"), (1, "length"), (2, "length"), (2, "tool_calls")}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "choice", "stop", "reason", "arguments"),
+    [
+        ('{"city": "Ulm"}', NAMED, "lm", "stop", ['{"city": "U']),
+        ('{"city": "Ulm"}', NAMED, '"}', "stop", ['{"city": "Ulm']),
+        ('{"city": "Ulm"} .', NAMED, ".", "tool_calls", ['{"city": "Ulm"}']),
+        (LIST, "required", "weather", "tool_calls", ['{"city": "Ulm"}']),
+        (LIST, "required", "lm", "stop", ['{"city": "U']),
+        (f"{TWO}{ONE}", "auto", "ich", "stop", ['{"city": "Ulm"}', '{"city": "Zür']),
+        (f"{TWO}{ONE}", "auto", '{"name": "w', "tool_calls", ['{"city": "Ulm"}']),
+    ],
+)
+def test_a_call_that_a_stop_string_has_cut_is_no_reason(
+    said, choice, stop, reason, arguments, stream
+) -> None:
+    fields = {"tools": TOOLS, "tool_choice": choice, "stop": stop}
+    if stream:
+        [one] = streamed(said, **fields).values()
+        calls = one["calls"]
+    else:
+        one = whole(said, **fields)
+        calls = [call["function"] for call in one["message"]["tool_calls"]]
+    assert [call["arguments"] for call in calls] == arguments
+    assert one["finish_reason"] == reason
+
+
 def test_one_call_only_where_calls_may_not_be_parallel() -> None:
     message = whole(BOTH, tools=TOOLS, parallel_tool_calls=False)["message"]
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather"]

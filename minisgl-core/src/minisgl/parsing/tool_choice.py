@@ -247,6 +247,8 @@ def _moved(schema: Any, root: str) -> Any:
 class _RequiredCalls(PulledParser):
     """A JSON list of ``{"name", "parameters"}``; whatever else comes is content."""
 
+    drops_half_calls = True
+
     def _read(self) -> Steps[None]:
         if bracket := (yield from self._skip("[")):
             yield from self._call_list(bracket, self._names.__contains__)

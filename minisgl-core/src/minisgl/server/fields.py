@@ -222,6 +222,8 @@ def request_error(
 
 def _wish(complaint: ErrorDetails, model: type[BaseModel]) -> str:
     """Return what a complaint asks for; of a number outside its range, the whole range."""
+    if complaint["type"] in {"too_short", "string_too_short"}:  # no field here needs more than one
+        return "must not be empty"
     name, *rest = complaint["loc"]
     if complaint["type"] in {"greater_than_equal", "less_than_equal"} and not rest:
         limits = model.model_fields[str(name)].metadata

@@ -140,9 +140,9 @@ def _complete(
     prompt_tail: str = "",
 ) -> Reply:
     """Return the request for the scheduler, or the tokens if nothing else was asked for."""
-    encoder.check_not_empty(token_ids, is_chat=is_chat(message.prompt))
     if isinstance(message, TokenizeOnly):
         return TokensReply(message.uid, token_ids)
+    encoder.check_not_empty(token_ids, is_chat=is_chat(message.prompt))
     return GenerateRequest(
         message.uid,
         np.asarray(token_ids, dtype="<i4").tobytes(),

@@ -58,9 +58,13 @@ class ChoiceReader:
         return [event for event in events if not isinstance(event, ReasoningText)]
 
     def reason(self, reason: str) -> str:
-        """Return why the answer ended: one that stopped by itself may call tools."""
-        has_calls = self._parser is not None and self._parser.num_tool_calls > 0
-        return TOOL_CALLS if has_calls and reason == FinishReason.STOP else reason
+        """Return why the answer ended: one that stopped by itself may call tools.
+
+        One whose call a stop string has cut does not: nobody could make that call.
+        """
+        parser = self._parser
+        calls = parser is not None and parser.num_tool_calls > 0 and not parser.has_half_calls
+        return TOOL_CALLS if calls and reason == FinishReason.STOP else reason
 
 
 @dataclass(slots=True)

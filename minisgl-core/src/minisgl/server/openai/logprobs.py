@@ -55,12 +55,13 @@ class CompletionLogprobs:
         offsets: list[int] = []
         for token in tokens:
             if token is None:
-                texts.append("" if prompt is None else prompt.first_text)
+                text, data = ("", b"") if prompt is None else (prompt.first_text, prompt.first_data)
+                texts.append(_spelled(text, data))
                 values.append(None)
                 tops.append(None)
-                offsets.append(self._advance(b"" if prompt is None else prompt.first_data))
+                offsets.append(self._advance(data))
                 continue
-            texts.append(token.chosen.text)
+            texts.append(_spelled(token.chosen.text, token.chosen.data))
             values.append(_finite(token.chosen.logprob))
             tops.append(_by_text(token))
             offsets.append(self._advance(token.chosen.data))
@@ -93,14 +94,29 @@ def joined(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _by_text(token: TokenLogprob) -> dict[str, float]:
-    """Return the alternatives by their text; of several with one text, the likeliest counts.
+    """Return the alternatives by their text; the token itself is always among them.
 
-    The token itself is always among them, as OpenAI documents.
+    OpenAI documents it so. Of several with one text the likeliest has it, and the others their ids.
     """
     values: dict[str, float] = {}
+    seen: set[int] = set()
     for top in (*token.top, token.chosen):
-        values.setdefault(top.text, _finite(top.logprob))
+        if top.token_id in seen:
+            continue
+        seen.add(top.token_id)
+        text = _spelled(top.text, top.data)
+        values[f"token_id:{top.token_id}" if text in values else text] = _finite(top.logprob)
     return values
+
+
+def _spelled(text: str, data: bytes) -> str:
+    """Return a token as text, or as OpenAI spells one that is a part of a character."""
+    if "\ufffd" not in text or not data:
+        return text
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def prompt_logprobs(prompt: PromptEcho, num_top: int) -> list[dict[str, Any] | None]:

@@ -242,6 +242,11 @@ class ResponsesRequest(RequestModel):
         Raises:
             RequestError: a field is wrong; ``param`` is its name here.
         """
+        if self.top_logprobs and not self.wants_logprobs:
+            raise RequestError(
+                f"top_logprobs={self.top_logprobs} needs {LOGPROBS!r} in include",
+                param="top_logprobs",
+            )
         with in_words_of(CLIENT_NAMES):
             chat = chat_request(
                 {
