@@ -256,8 +256,8 @@ def test_no_cut_changes_what_is_found_in_any_text(kind, words, data) -> None:
         whole.names,
         whole.arguments,
     )
-    if not whole.names:
-        assert whole.content == text
+    if not whole.names:  # half a call is dropped where there is nothing but calls
+        assert whole.content == text or (kind is required and not whole.content)
 
 
 @given(

@@ -73,6 +73,9 @@ class ChatService:
         plan = asked.tool_plan()
         parsers.check(plan)
         params = _with_plan(asked.sampling_params(), plan, shows=parsers.special_tokens(plan))
+        constrained = params.grammar is not None
+        tags = parsers.reasoning_tags(constrained=constrained)
+        params = msgspec.structs.replace(params, reasoning=tags)
         names = asked.engine_names()
         if (field := plan.grammar_field()) is not None:
             names["grammar"] = field
@@ -90,9 +93,7 @@ class ChatService:
             },
             names=names,
         )
-        constrained = params.grammar is not None
-        reasons = parsers.reasoning is not None and not constrained
-        if plan.mode == "none" and not reasons:
+        if plan.mode == "none" and not parsers.reasons(constrained=constrained):
             return StartedChat(generation, ChoiceReader)
 
         def create(prompt_tail: str) -> AnswerParser:
