@@ -39,6 +39,17 @@ def pickled_weights(folder: Path) -> None:
     torch.save({}, folder / "pytorch_model.bin")
 
 
+def weights_elsewhere(folder: Path) -> None:
+    [file] = folder.glob("*.safetensors")
+    file.rename(folder.parent / file.name)
+    index = {"weight_map": {"model.embed_tokens.weight": f"../{file.name}"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def garbled_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
+
+
 def garbled_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model": 5}')
 
@@ -60,6 +71,8 @@ def strange_shape(folder: Path) -> None:
         (no_weights, 4, ["weights"]),
         (garbled_weights, 4, [".safetensors"]),
         (pickled_weights, 4, ["pickled weights", "convert"]),
+        (weights_elsewhere, 4, ["index.json", "files beside it"]),
+        (garbled_index, 4, ["index.json", "files beside it"]),
         (garbled_tokenizer, 4, ["tokenizer"]),
         (garbled_config, 4, ["config.json"]),
         (strange_shape, 4, ["shape"]),
@@ -79,6 +92,20 @@ def test_a_model_that_cannot_be_loaded(
         assert "Traceback" not in server.stderr
         wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
         assert can_bind(server.port)
+
+
+@pytest.mark.slow
+def test_weights_that_do_not_fit_are_exit_code_5_and_name_the_model(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
+    config = json.loads((folder / "config.json").read_text())
+    # More than an address space has: no system lets a process take that.
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 10**12}))
+    with running_server(folder, tmp_path, real_engine=True, real_text=True) as server:
+        assert server.wait() == 5
+        [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
+        assert "the weights of Qwen3ForCausalLM" in line
+        assert "smaller model" in line
+        assert "Traceback" not in server.stderr
 
 
 @pytest.mark.slow

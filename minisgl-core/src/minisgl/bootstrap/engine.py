@@ -327,7 +327,9 @@ def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLL
     create = load_object(site.model.record.model)
     try:
         model = create(site.config, context)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
         raise DoesNotFitError(
             f"the weights of {site.config.architecture} in {site.query.dtype} need more memory "
             f"than {site.device} has free; take a smaller model or dtype (model.dtype), free "
@@ -338,6 +340,12 @@ def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLL
     else:
         load_weights(model, site.checkpoint, progress=progress)
     return model
+
+
+def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Return whether an allocation failed; that of main memory has no exception of its own."""
+    kinds = torch.OutOfMemoryError | MemoryError
+    return isinstance(error, kinds) or "allocate memory" in str(error)
 
 
 def _warm_up(
