@@ -12,19 +12,23 @@ from support.examples import choose_seed, register_profiles, seed_line
 register_profiles()
 
 LONGEST = (
-    "mutations/test_mutations.py",
     "integration/test_smollm2.py",
-    "integration/server/test_lifecycle.py",
-    "integration/server/test_ranks.py",
+    "integration/server/test_silence.py",
+    "mutations/test_mutations.py",
     "integration/test_tensor_parallel.py",
     "integration/test_exactness.py",
     "integration/server/test_public_cases.py",
-    "integration/server/test_silence.py",
-    "docs/test_readme_runs.py",
-    "integration/test_structured.py",
+    "integration/server/test_ranks.py",
+    "integration/server/test_lifecycle.py",
+    "faults/test_start.py",
     "core/kernel/test_triton.py",
+    "docs/test_readme_runs.py",
     "integration/test_transformers_models.py",
+    "integration/test_structured.py",
     "core/structured/test_xgrammar.py",
+    "core/distributed/test_rank_group.py",
+    "clients/test_openai.py",
+    "faults/test_hangs.py",
 )
 """Files that take more than half a minute, the longest first."""
 

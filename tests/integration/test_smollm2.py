@@ -115,7 +115,8 @@ def test_greedy_output_equals_transformers_token_for_token(
     tally = Tally()
     with LLM(MODEL, dtype="float32", progress=False, **settings) as llm:
         pressure = Pressure(llm)
-        for _ in ("cold", "warm"):
+        # The second time the prompts are cached, unless nothing ever is.
+        for _ in range(1 if settings.get("prefix_cache") == "naive" else 2):
             results = llm.generate([one.prompt for one in references], GREEDY, progress=False)
             for reference, result in zip(references, results, strict=True):
                 tally.compare(reference, result.token_ids, str(settings))
