@@ -10,9 +10,10 @@ from zlib import crc32
 import numpy as np
 
 from minisgl.errors import RequestError
-from minisgl.request import GrammarSpec
+from minisgl.request import GrammarSpec, ReasoningTags
 from minisgl.structured import CompiledGrammar, MaskArray
 from minisgl.structured.compiler import Compilation, GrammarCompiler
+from minisgl.structured.reasoning import Vocabulary
 
 VOCAB, EOS = 11, 1
 
@@ -82,13 +83,22 @@ class ToyBackend:
         """Nothing runs elsewhere."""
 
 
+TAGS = ReasoningTags("(", "#/", is_open=True)
+"""Reasoning of the fake engine's tokens; ``WORDS`` is how these read."""
+
+WORDS: dict[str, int] = {
+    "eos": EOS, "a": 2, "#": 3, "/": 4, "#/": 5, "a#/": 6, "#/a": 7, "/a": 8, "(": 9, "b#": 10,
+}  # fmt: skip
+
+
 class InlineCompiler(GrammarCompiler):
     """Compiles at once, so that schedules do not depend on threads."""
 
     def __init__(self) -> None:
         super().__init__(ToyBackend)
+        self.vocabulary = Vocabulary(WORDS, [EOS], VOCAB)
 
-    def submit(self, spec: GrammarSpec) -> Compilation:
+    def submit(self, spec: GrammarSpec, *, wants_vocabulary: bool = False) -> Compilation:
         compilation = Compilation(spec)
         try:
             compilation.grammar = ToyBackend().compile(spec)

@@ -65,6 +65,30 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     value: str = ""
 
 
+class ReasoningTags(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Between which tags a model reasons before its answer.
+
+    Attributes:
+        begin, end: the tags: printable ASCII without white space.
+        implied: the answer begins with reasoning even without an opening tag, unless the prompt
+            has a closing one.
+        is_open: whether a prompt has opened it; else the answer may do so with its first token.
+
+    Raises:
+        ValueError: a tag is not what it should be.
+    """
+
+    begin: str
+    end: str
+    implied: bool = False
+    is_open: bool = False
+
+    def __post_init__(self) -> None:
+        for tag in (self.begin, self.end):
+            if not tag or not all("!" <= character <= "~" for character in tag):
+                raise ValueError(f"a tag is printable ASCII without white space, got {tag!r}")
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next tokens of one request are chosen and when it ends.
 
@@ -99,6 +123,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         prompt_logprobs: the same for the prompt's tokens, which are then all computed again.
         return_prompt: the first reply carries the prompt's token ids and text.
         grammar: what the text must look like.
+        reasoning: what may come before that text, if something may.
 
     Raises:
         RequestError: a field is outside its range; ``param`` names it.
@@ -127,6 +152,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     return_prompt: bool = False
     grammar: GrammarSpec | None = None
+    reasoning: ReasoningTags | None = None
 
     def __post_init__(self) -> None:
         _make_tuples(self)

@@ -56,6 +56,24 @@ def test_one_call_where_parallel_calls_are_forbidden() -> None:
     assert parser.num_tool_calls == 1
 
 
+@pytest.mark.parametrize(
+    ("pieces", "is_half"),
+    [
+        (["x"], False),
+        ([CALL], False),
+        ([CALL, CALL], False),
+        (['<tool_call>{"name": "g", "arguments": {"a'], True),
+        ([CALL, '<tool_call>{"name": "g", "arguments": {"a": 1'], True),
+        (['<tool_call>{"name": "g", "arguments": {"a": oh', CALL], True),
+        (['<tool_call>{"na'], False),
+    ],
+)
+def test_calls_that_broke_off_are_known_at_the_end(pieces, is_half) -> None:
+    parser = AnswerParser(None, HermesCalls(CONTEXT))
+    run(parser, *pieces)
+    assert parser.has_half_calls is is_half
+
+
 class Broken:
     """A parser that holds text back and then raises."""
 

@@ -65,7 +65,7 @@ def test_a_required_call_is_a_list_of_names_with_parameters() -> None:
     assert (found["type"], found["minItems"], "maxItems" in found) == ("array", 1, False)
     calls = found["items"]["anyOf"]
     assert [call["properties"]["name"]["enum"] for call in calls] == [["f"], ["g"]]
-    assert found["$defs"]["f1"] == {
+    assert found["$defs"]["tools[1].function.parameters"] == {
         "type": "object",
         "properties": {},
         "additionalProperties": False,
@@ -73,10 +73,11 @@ def test_a_required_call_is_a_list_of_names_with_parameters() -> None:
 
 
 def test_references_of_a_schema_still_point_to_its_own_parts() -> None:
-    moved = schema([F, G], "required")["$defs"]["f0"]
-    assert moved["properties"]["n"] == {"$ref": "#/$defs/f0/$defs/node"}
-    assert moved["properties"]["again"] == {"$ref": "#/$defs/f0"}
-    assert moved["$defs"]["node"]["properties"]["next"] == {"$ref": "#/$defs/f0/$defs/node"}
+    name = "tools[0].function.parameters"
+    moved = schema([F, G], "required")["$defs"][name]
+    assert moved["properties"]["n"] == {"$ref": f"#/$defs/{name}/$defs/node"}
+    assert moved["properties"]["again"] == {"$ref": f"#/$defs/{name}"}
+    assert moved["$defs"]["node"]["properties"]["next"] == {"$ref": f"#/$defs/{name}/$defs/node"}
     assert F["function"]["parameters"]["$defs"] == {"node": NODE}  # type: ignore[index]
 
 
@@ -138,7 +139,12 @@ def test_the_grammars_take_calls_and_nothing_else() -> None:
         (
             [F],
             {"type": "allowed_tools", "allowed_tools": {"tools": [NAMED]}},
-            "tool_choice.allowed_tools.tools",
+            "tool_choice.allowed_tools.tools[0]",
+        ),
+        (
+            [F],
+            {"type": "allowed_tools", "allowed_tools": {"tools": [F, {"function": {}}]}},
+            "tool_choice.allowed_tools.tools[1].function.name",
         ),
         (
             [F],

@@ -1,5 +1,6 @@
 """Which parsers a model gets: by name, by its chat template, or none."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -92,9 +93,21 @@ def test_answers_get_the_parsers_that_their_request_needs(host) -> None:
     silent = parsers.create(plan_tools([TOOL], "none"), prompt_tail="<think>\n")
     assert silent.feed("a</think><tool_call>") == [ReasoningText("a"), ContentText("<tool_call>")]
     forced = parsers.create(plan_tools([TOOL], "required"), prompt_tail="<think>\n")
-    assert isinstance(forced.feed('[{"name": "f", "parameters": {}}]')[0], ToolCallStart)
+    events = forced.feed('a</think>[{"name": "f", "parameters": {}}]')
+    assert events[0] == ReasoningText("a")
+    assert isinstance(events[1], ToolCallStart)
     grammar = parsers.create(plan_tools(None), prompt_tail="<think>\n", constrained=True)
-    assert grammar.feed('{"a": 1}') == [ContentText('{"a": 1}')]
+    assert grammar.feed('a\n</think>\n{"a": 1}') == [ReasoningText("a"), ContentText('\n{"a": 1}')]
+
+
+def test_a_parser_without_tags_reads_no_reasoning_where_a_grammar_rules(host) -> None:
+    record = dataclasses.replace(host.reasoning_parsers.get("qwen3").record, tags=None)
+    parsers = AnswerParsers(None, record)
+    assert not parsers.reasons(constrained=True)
+    assert parsers.reasoning_tags(constrained=True) is None
+    assert parsers.reasons(constrained=False)
+    read = parsers.create(plan_tools(None), prompt_tail="<think>\n", constrained=True)
+    assert read.feed("a</think>b") == [ContentText("a</think>b")]
 
 
 PLUGIN = """

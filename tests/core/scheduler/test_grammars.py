@@ -148,7 +148,7 @@ class OneGrammar(InlineCompiler):
         super().__init__()
         self._make = make
 
-    def submit(self, spec: GrammarSpec) -> Compilation:
+    def submit(self, spec: GrammarSpec, *, wants_vocabulary: bool = False) -> Compilation:
         compilation = Compilation(spec)
         compilation.grammar, compilation.done = ToyGrammar(self._make), True
         return compilation

@@ -177,6 +177,33 @@ def test_thinking_is_a_variable_of_the_template() -> None:
     assert off == {"enable_thinking": False, "thinking": False}
 
 
+def test_a_schema_and_effort_are_those_of_a_chat() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked = {"effort": "max", "format": {"type": "json_schema", "schema": schema}}
+    request = sent(output_config=asked)
+    assert request.params.grammar is not None
+    assert request.params.grammar.kind == "json_schema"
+    assert json.loads(request.params.grammar.value) == schema
+    assert request.template_kwargs == {"reasoning_effort": "max"}
+    assert sent(output_config={"effort": None}).params.grammar is None
+
+
+def test_hints_for_a_cache_and_labels_change_nothing(caplog) -> None:
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    hints = {
+        "cache_control": {"type": "ephemeral"}, "user_profile_id": "me", "workspace_id": "w",
+        "service_tier": "auto", "metadata": {"user_id": "me"}, "speed": "standard",
+        "tool_choice": {"type": "none"},
+        "tools": [{**tool, "cache_control": {"type": "ephemeral"}, "strict": True,
+                   "input_examples": [{}], "eager_input_streaming": True, "defer_loading": False}],
+    }  # fmt: skip
+    plain, hinted = sent(), sent(**hints)
+    assert hinted.prompt == plain.prompt
+    assert hinted.params == plain.params
+    assert hinted.tools == plain.tools
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_sampling_fields_reach_the_engine() -> None:
     request = sent(temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["x"], priority=3)
     params = request.params
@@ -204,18 +231,23 @@ def test_tokens_are_counted_as_the_engine_counts_them() -> None:
         ({"max_tokens": None}, ["max_tokens is required"]),
         ({"max_tokens": 0}, ["max_tokens", "at least 1"]),
         ({"messages": []}, ["messages"]),
-        ({"messages": [{"role": "tool", "content": "x"}]}, ["messages.0.role"]),
-        ({"messages": [{"role": "user", "content": []}]}, ["messages.0.content"]),
+        ({"messages": [{"role": "tool", "content": "x"}]}, ["messages[0].role"]),
+        ({"messages": [{"role": "user", "content": []}]}, ["messages[0].content"]),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, ["image"]),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ["content.0.text"]),
-        ({"system": [{"type": "image"}]}, ["system.0"]),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ["content[0].text"]),
+        ({"system": [{"type": "image"}]}, ["system[0]"]),
         ({"stop_sequences": [""]}, ["stop_sequences", "non-empty"]),
         ({"temperature": -1}, ["temperature", "from 0 to 100"]),
         ({"top_k": -5}, ["top_k"]),
         ({"thinking": {"type": "perhaps"}}, ["thinking.type"]),
         ({"mcp_servers": [{}]}, ["mcp_servers", "not offered"]),
-        ({"tools": [{"name": "f"}]}, ["tools.0.input_schema is required"]),
+        ({"tools": [{"name": "f"}]}, ["tools[0].input_schema is required"]),
         ({"tool_choice": {"type": "tool"}}, ["tool_choice.name"]),
+        ({"output_config": {"format": {"type": "json_schema"}}}, ["output_config.format.schema"]),
+        ({"output_config": {"effort": "none"}}, ["output_config.effort", "'low'"]),
+        ({"output_config": {"task_budget": {"total": 5}}}, ["output_config.task_budget", "counts"]),
+        ({"output_config": {"colour": 1}}, ["output_config.colour is unknown"]),
+        ({"speed": "fast"}, ["speed='fast' is not offered", "one speed"]),
     ],
     ids=str,
 )

@@ -107,6 +107,8 @@ def test_labels_are_accepted_and_change_nothing(route, base, caplog) -> None:
         "service_tier": "auto",
         "safety_identifier": "x",
         "prompt_cache_key": "y",
+        "prompt_cache_retention": "24h",
+        "prompt_cache_options": {"mode": "implicit"},
     }
     body = {**base, "max_tokens": 3}
     plain, labelled = post(route, body).json(), post(route, {**body, **labels}).json()

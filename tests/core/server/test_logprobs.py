@@ -106,7 +106,7 @@ def test_completion_logprobs_have_openais_shape_streamed_and_not(num_top) -> Non
         assert 1 <= len(top) <= num_top + 1
         assert top[token] >= value
     for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
-        if "\ufffd" not in token:
+        if not token.startswith("bytes:"):
             assert choice["text"][offset:].startswith(token)
     events = events_of(post(TEXT, {**body, "stream": True}))
     pieces = [event["choices"][0]["logprobs"] for event in events]
@@ -128,6 +128,30 @@ def test_offsets_of_split_characters_are_those_of_the_character() -> None:
     pieces = CompletionLogprobs()
     offsets = [offset for token in tokens for offset in pieces.piece([token])["text_offset"]]
     assert offsets == [0, 1, 1, 1, 3, 3, 4, 4]
+
+
+def alternatives(*found: tuple[int, str, bytes, float]) -> dict[str, float]:
+    """``top_logprobs`` of a token whose alternatives are these, the last one the token itself."""
+    tops = [TopLogprob(token, text, data, value) for token, text, data, value in found]
+    [top] = CompletionLogprobs().piece([TokenLogprob(tops[-1], tops)])["top_logprobs"]
+    assert top is not None
+    return top
+
+
+def test_alternatives_that_are_parts_of_characters_are_told_apart_by_their_bytes() -> None:
+    part = "\ufffd"
+    assert alternatives(
+        (1, part, b"\xf0\x9f", -1.0), (2, part, b"\x98", -2.0), (3, "a", b"a", -3.0),
+        (4, f"a{part}", b"a\xc3", -4.0), (5, part, part.encode(), -5.0),
+    ) == {
+        "bytes:\\xf0\\x9f": -1.0, "bytes:\\x98": -2.0, "a": -3.0, "bytes:\\x61\\xc3": -4.0,
+        part: -5.0,
+    }  # fmt: skip
+
+
+def test_alternatives_of_one_text_are_all_there_the_likeliest_under_it() -> None:
+    found = alternatives((65, "A", b"A", -1.0), (3, "A", b"A", -2.0), (9, "", b"", -3.0))
+    assert found == {"A": -1.0, "token_id:3": -2.0, "": -3.0}
 
 
 # Echo
@@ -229,7 +253,8 @@ def test_a_part_of_a_character_does_not_move_what_follows(half, tail, stream) ->
     text = "".join(choice["text"] for choice in choices)
     found = merged([choice["logprobs"] for choice in choices if choice["logprobs"]])
     assert text == 2 * f"h\ufffd{tail}"
-    assert found["tokens"] == list(text)
+    part = ("bytes:\\xf0\\x9f", "bytes:\\x98")[half]
+    assert found["tokens"] == ["h", part, *tail, "h", part, *tail]
     assert found["text_offset"] == list(range(len(text)))
 
 

@@ -286,7 +286,7 @@ BAD_VALUES = [
     ({"stop": [""]}, "stop"),
     ({"stop": 5}, "stop"),
     ({"stop": ["x"] * 100}, "stop"),
-    ({"stop_token_ids": ["x"]}, "stop_token_ids.0"),
+    ({"stop_token_ids": ["x"]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),

@@ -6,10 +6,9 @@ import pytest
 from pydantic import BaseModel
 
 from minisgl import request as request_module
-from minisgl.server import answer_models
 from minisgl.server.fields import RequestModel
 from minisgl.server.route_docs import ROUTE_DOCS
-from support.http_asks import CHAT, HELLO, TEXT, error_of, events_of, post, run
+from support.http_asks import CHAT, HELLO, TEXT, error_of, run
 from support.in_process_engine import Served
 
 BASES: dict[str, dict[str, Any]] = {
@@ -210,61 +209,3 @@ def test_every_reference_leads_somewhere_those_of_a_plugins_route_too() -> None:
     names = {name.rpartition("/")[2] for name in references(found)}
     assert names <= found["components"]["schemas"].keys()
     assert "``" not in str(found)
-
-
-# Answers are what the page says
-
-
-def model_of(route: str, *, stream: bool) -> type[BaseModel]:
-    [doc] = [doc for doc in ROUTE_DOCS if doc.path == route]
-    model = doc.event if stream else doc.answer
-    assert model is not None
-    return model
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("route", [CHAT, TEXT])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"n": 2},
-        {"logprobs": True, "top_logprobs": 2},
-        {"prompt_logprobs": 1, "return_token_ids": True},
-        {"echo": True, "logprobs": 2},
-        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-    ],
-    ids=str,
-)
-def test_answers_and_events_have_exactly_the_documented_fields(route, stream, fields) -> None:
-    fields = dict(fields)
-    if route == TEXT and "top_logprobs" in fields:
-        fields = {"logprobs": 2}
-    if route == CHAT:
-        fields.pop("echo", None)
-        if fields.get("logprobs") == 2:
-            fields["logprobs"] = True
-    if not stream:
-        fields.pop("stream_options", None)
-    response = post(route, {**BASES[route], **fields, "stream": stream})
-    model = model_of(route, stream=stream)
-    for part in events_of(response) if stream else [response.json()]:
-        model.model_validate(part)
-
-
-@pytest.mark.parametrize("route", ["/v1/models", "/health", "/version"])
-def test_status_routes_answer_as_documented(route) -> None:
-    async def scenario(server: Served) -> Any:
-        import asyncio
-
-        while server.client.heartbeat.last is None:
-            await asyncio.sleep(0.001)
-        return (await server.http.get(route)).json()
-
-    model_of(route, stream=False).model_validate(run(scenario))
-
-
-def test_token_routes_and_errors_answer_as_documented() -> None:
-    for route in ("/tokenize", "/detokenize"):
-        model_of(route, stream=False).model_validate(post(route, BASES[route]).json())
-        answer_models.ErrorBody.model_validate(post(route, {"model": 5}).json())

@@ -51,6 +51,12 @@ def sent(**changes: Any) -> TokenizeRequest:
     return run(scenario)
 
 
+def test_alternatives_without_log_probabilities_are_refused_in_this_apis_words() -> None:
+    error = error_of(post(RESPONSES, {**HELLO, "top_logprobs": 2}))
+    assert error["param"] == "top_logprobs"
+    assert "'message.output_text.logprobs' in include" in error["message"]
+
+
 def test_a_response_has_openais_shape() -> None:
     response = ask(metadata={"a": "b"}, user="me")
     assert response.id.startswith("resp_")
@@ -216,11 +222,14 @@ def test_nothing_is_stored_and_the_answer_says_so(store) -> None:
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
-        ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
-        ({"input": [{"role": "user"}]}, "input.0.content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-        ({"input": [{"type": "function_call", "call_id": "x"}]}, "input.0.name"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+        ),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"conversation": "x"}, "conversation"),
@@ -229,10 +238,10 @@ def test_nothing_is_stored_and_the_answer_says_so(store) -> None:
         ({"temperature": 101}, "temperature"),
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"include": ["file_search_call.results"]}, "include.0"),
+        ({"include": ["thoughts"]}, "include[0]"),
         ({"text": {"format": {"type": "sound"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
     ],
     ids=str,

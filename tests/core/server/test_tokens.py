@@ -8,7 +8,7 @@ import pytest
 from support.fake_scheduler import MAX_SEQ_LEN
 from support.http_asks import CHAT, HELLO, error_of, post, run
 from support.in_process_engine import MODEL, Served
-from support.text_tokenizers import byte_level
+from support.text_tokenizers import byte_level, sentencepiece
 
 
 def test_a_prompt_is_tokenised_as_the_engine_would() -> None:
@@ -42,12 +42,35 @@ def test_text_comes_back_from_its_tokens() -> None:
     assert post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
 
 
+def test_an_empty_text_has_no_tokens_but_those_that_the_tokenizer_adds() -> None:
+    assert post("/tokenize", {"prompt": ""}).json()["tokens"] == []
+    with_bos = post("/tokenize", {"prompt": ""}, tokenizer=sentencepiece(add_bos=True)).json()
+    assert (with_bos["count"], with_bos["tokens"]) == (1, [1])
+    body = {"prompt": "", "add_special_tokens": False}
+    assert post("/tokenize", body, tokenizer=sentencepiece(add_bos=True)).json()["tokens"] == []
+    empty = {"messages": [{"role": "user", "content": ""}]}
+    assert (
+        post("/tokenize", empty, chat_template="{{ messages[0]['content'] }}").json()["count"] == 0
+    )
+
+
+def test_what_is_empty_is_called_so() -> None:
+    for body, said in (
+        ({"messages": []}, "messages: must not be empty, got []"),
+        (
+            {"messages": [{"role": "user", "content": []}]},
+            "messages[0].content must hold at least one text part, got []; an empty text is ''",
+        ),
+    ):
+        assert error_of(post(CHAT, body))["message"] == said
+    assert error_of(post("/v1/completions", {"prompt": ""}))["message"] == "the prompt is empty"
+
+
 @pytest.mark.parametrize(
     ("route", "body", "param"),
     [
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", **HELLO}, "prompt"),
-        ("/tokenize", {"prompt": ""}, "prompt"),
         ("/tokenize", {"prompt": ["x"]}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
@@ -61,10 +84,10 @@ def test_text_comes_back_from_its_tokens() -> None:
         ),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
-        ("/detokenize", {"tokens": [1.5]}, "tokens.0"),
-        ("/detokenize", {"tokens": [-1]}, "tokens.0"),
+        ("/detokenize", {"tokens": [1.5]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": [10**6]}, "tokens"),
-        ("/detokenize", {"tokens": [2**70]}, "tokens.0"),
+        ("/detokenize", {"tokens": [2**70]}, "tokens[0]"),
     ],
     ids=str,
 )

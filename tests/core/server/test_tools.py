@@ -93,6 +93,20 @@ def sent(**fields: Any) -> TokenizeRequest:
 # Chat completions
 
 
+def test_anthropics_thinking_can_be_left_out() -> None:
+    async def scenario(server: Served) -> list[list[str]]:
+        async with anthropic_client(server) as client:
+            kinds = []
+            for display in ("summarized", "omitted"):
+                message = await client.messages.create(
+                    model=MODEL, **body(BOTH), thinking={"type": "adaptive", "display": display}
+                )
+                kinds.append([block.type for block in message.content])
+            return kinds
+
+    assert run(scenario) == [["thinking", "text"], ["text"]]
+
+
 def test_a_whole_answer_has_content_reasoning_and_calls() -> None:
     choice = whole(BOTH, tools=TOOLS)
     message = choice["message"]
@@ -151,6 +165,59 @@ def test_without_tools_calls_are_text() -> None:
 
 def test_an_answer_that_is_cut_off_ends_with_length() -> None:
     assert whole(ONE, tools=TOOLS, max_tokens=20)["finish_reason"] == "length"
+
+
+LIST = '[{"name": "time", "parameters": {"city": "Ulm"}}, {"name": "weather", "parameters": {}}]'
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_call_is_no_content_where_there_is_nothing_but_calls(stream) -> None:
+    """Wherever ``max_tokens`` cuts: what has begun is a call, and the rest is nothing."""
+    fields = {"tools": TOOLS, "tool_choice": "required"}
+    seen = set()
+    for limit in range(1, len(LIST) + 2):
+        if stream:
+            [one] = streamed(LIST, **fields, max_tokens=limit).values()
+            content, calls = one.get("content", ""), one["calls"]
+        else:
+            one = whole(LIST, **fields, max_tokens=limit)
+            content = one["message"]["content"] or ""
+            calls = [call["function"] for call in one["message"].get("tool_calls", ())]
+        assert content == "", limit
+        text = "".join(call["arguments"] for call in calls)
+        assert '{"city": "Ulm"}{}'.startswith(text)
+        seen.add((len(calls), one["finish_reason"]))
+        if one["finish_reason"] != "length":
+            break
+    assert seen == {(0, "length"), (1, "length"), (2, "length"), (2, "tool_calls")}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "choice", "stop", "reason", "arguments"),
+    [
+        ('{"city": "Ulm"}', NAMED, "lm", "stop", ['{"city": "U']),
+        ('{"city": "Ulm"}', NAMED, '"}', "stop", ['{"city": "Ulm']),
+        ('{"city": "Ulm"} .', NAMED, ".", "tool_calls", ['{"city": "Ulm"}']),
+        (LIST, "required", "weather", "tool_calls", ['{"city": "Ulm"}']),
+        (LIST, "required", "lm", "stop", ['{"city": "U']),
+        (f"{TWO}{ONE}", "auto", "ich", "stop", ['{"city": "Ulm"}', '{"city": "Zür']),
+        (f"{TWO}{ONE}", "auto", '{"name": "w', "tool_calls", ['{"city": "Ulm"}']),
+    ],
+)
+def test_a_call_that_a_stop_string_has_cut_is_no_reason(
+    said, choice, stop, reason, arguments, stream
+) -> None:
+    fields = {"tools": TOOLS, "tool_choice": choice, "stop": stop}
+    if stream:
+        [one] = streamed(said, **fields).values()
+        calls = one["calls"]
+    else:
+        one = whole(said, **fields)
+        calls = [call["function"] for call in one["message"]["tool_calls"]]
+    assert [call["arguments"] for call in calls] == arguments
+    assert one["finish_reason"] == reason
 
 
 def test_one_call_only_where_calls_may_not_be_parallel() -> None:

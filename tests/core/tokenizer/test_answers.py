@@ -88,7 +88,7 @@ def test_a_text_that_cannot_be_encoded_fails_alone(caplog) -> None:
     [("", "prompt"), ("\ud800", "prompt"), ([{"role": "user"}], "messages[0].content")],
 )
 def test_a_refusal_leaves_the_others_alone(prompt, param) -> None:
-    messages = [TokenizeOnly(0, prompt), TokenizeOnly(1, "x")]
+    messages: list[Any] = [TokenizeRequest(0, prompt, PARAMS), TokenizeOnly(1, "x")]
     found = {message.uid: reply for message, reply in answers(ENCODER, messages)}
     assert isinstance(found[0], ErrorReply)
     assert (found[0].status, found[0].param) == (400, param)

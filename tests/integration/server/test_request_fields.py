@@ -156,6 +156,14 @@ def test_the_prompt_of_n_choices_is_computed_once(url: str) -> None:
         prompt = [(seed * k) % 250 + 5 for k in range(num_tokens)]
         assert post(url, TEXT, {"prompt": prompt, "max_tokens": 3, **fields}).status_code == 200
 
+    # The counts come with heartbeats: behind the next two, those of earlier tests are there.
+    def wait_for_heartbeat(seed: int) -> None:
+        earlier = computed()
+        compute(8, seed)
+        wait_for(lambda: computed() > earlier, "a heartbeat")
+
+    wait_for_heartbeat(3)
+    wait_for_heartbeat(4)
     before = computed()
     compute(160, 11, n=4, temperature=1)
     # The counts come with heartbeats: where those of this are, those of all before it are, too.
@@ -249,6 +257,43 @@ def test_a_demanded_tool_is_called_with_arguments_of_its_schema(url: str, choice
     assert one["finish_reason"] == "tool_calls"
     assert call["function"]["name"] == "meet"
     assert set(json.loads(call["function"]["arguments"])) == {"name", "old"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tools_schema_that_cannot_be_compiled_is_named_in_each_protocol(
+    url: str, stream: bool
+) -> None:
+    pytest.importorskip("xgrammar")
+    good: dict[str, Any] = {"type": "object"}
+    bad: dict[str, Any] = {"type": "object", "properties": {"a": {"not": {}}}}
+    chat: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in (("f", good), ("g", bad))
+    ]
+    messages = [{"role": "user", "content": "x"}]
+    named = {"type": "function", "function": {"name": "g"}}
+    asks: list[tuple[str, dict[str, Any], str]] = [
+        (CHAT, {"messages": messages, "tools": chat, "tool_choice": "required"},
+         "tools[1].function.parameters"),
+        (CHAT, {"messages": messages, "tools": chat, "tool_choice": named},
+         "tools[1].function.parameters"),
+        ("/v1/responses", {"input": "x", "tool_choice": "required",
+                           "tools": [{"type": "function", **one["function"]} for one in chat]},
+         "tools[1].parameters"),
+        ("/v1/messages", {"messages": messages, "max_tokens": 5, "tool_choice": {"type": "any"},
+                          "tools": [{"name": "f", "input_schema": good},
+                                    {"name": "g", "input_schema": bad}]},
+         "tools[1].input_schema"),
+    ]  # fmt: skip
+    for route, fields, param in asks:
+        response = post(url, route, {**fields, "stream": stream})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error.get("param", param) == param
+        assert error["message"] == (
+            f"{param} (json_schema) is not accepted: #/properties/a has 'not', which is not "
+            "supported"
+        )
 
 
 @pytest.mark.parametrize(

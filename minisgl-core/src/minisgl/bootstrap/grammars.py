@@ -11,6 +11,7 @@ from minisgl.plugins.host import PluginHost
 from minisgl.settings import Settings
 from minisgl.structured.compiler import GrammarCompiler
 from minisgl.structured.interface import GrammarContext
+from minisgl.structured.reasoning import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +43,19 @@ def build_compiler(
         eos_token_ids=info.eos_token_ids,
         compile_timeout_s=timeout_s,
     )
-    return GrammarCompiler(partial(record.create, context, chosen.settings), timeout_s)
+    return GrammarCompiler(
+        partial(record.create, context, chosen.settings),
+        timeout_s,
+        load_vocabulary=partial(load_vocabulary, context),
+    )
+
+
+def load_vocabulary(context: GrammarContext) -> Vocabulary:
+    """Return the tokens of a model, for the tags of its reasoning."""
+    tokenizer = context.tokenizer()
+    special = set(tokenizer.all_special_ids)
+    special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return Vocabulary(tokenizer.get_vocab(), special, context.vocab_size)
 
 
 def tokenizer_at(path: Path) -> "PreTrainedTokenizerBase":

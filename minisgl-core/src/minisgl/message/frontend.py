@@ -53,8 +53,8 @@ class TextReply(msgspec.Struct, frozen=True, omit_defaults=True):
         text: the increment; the concatenation of all increments is the whole text.
         token_ids: the tokens that this reply commits.
         finish_reason: ``stop``, ``length``, ``abort``; ``None`` while the request runs.
-        num_prompt_tokens: of the prompt.
-        num_completion_tokens, num_cached_tokens: totals, set in the last reply.
+        num_prompt_tokens, num_cached_tokens: of the prompt, and how many the prefix cache supplied.
+        num_completion_tokens: the total, set in the last reply.
         logprobs: one a token of ``token_ids``, if the request asked for them.
         prompt: in the first reply, if the request asked for it (``return_prompt``,
             ``prompt_logprobs``).

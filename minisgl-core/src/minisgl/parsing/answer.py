@@ -2,6 +2,8 @@
 
 import logging
 
+import msgspec
+
 from minisgl.parsing.interface import (
     ContentText,
     ParserEvent,
@@ -24,6 +26,7 @@ class AnswerParser:
 
     Attributes:
         num_tool_calls: calls that have begun.
+        has_half_calls: whether one has ended before its arguments were complete; known at the end.
     """
 
     def __init__(
@@ -32,7 +35,9 @@ class AnswerParser:
         self._reasoning = _Guarded(reasoning)
         self._tools = _Guarded(tools)
         self._parallel = parallel
+        self._fragments: list[str] = []
         self.num_tool_calls = 0
+        self.has_half_calls = False
 
     def feed(self, text: str) -> list[ParserEvent]:
         """Read the next piece; return what is certain by now. Never raises."""
@@ -41,7 +46,9 @@ class AnswerParser:
     def finish(self) -> list[ParserEvent]:
         """Return what was held back: nothing follows. Never raises."""
         events = self._through_tools(self._reasoning.finish())
-        return self._admitted(events + self._tools.finish())
+        admitted = self._admitted(events + self._tools.finish())
+        self._end_call()
+        return admitted
 
     def _through_tools(self, events: list[ParserEvent]) -> list[ParserEvent]:
         out: list[ParserEvent] = []
@@ -57,8 +64,23 @@ class AnswerParser:
                 for event in events
                 if not (isinstance(event, ToolCallStart | ToolCallArguments) and event.index > 0)
             ]
-        self.num_tool_calls += sum(isinstance(event, ToolCallStart) for event in events)
+        for event in events:
+            if isinstance(event, ToolCallStart):
+                self._end_call()
+                self.num_tool_calls += 1
+            elif isinstance(event, ToolCallArguments):
+                self._fragments.append(event.fragment)
         return events
+
+    def _end_call(self) -> None:
+        """Note whether the arguments of the last call, if there is one, are complete."""
+        if not self.num_tool_calls:
+            return
+        try:
+            msgspec.json.decode("".join(self._fragments))
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            self.has_half_calls = True
+        self._fragments.clear()
 
 
 class _Guarded:

@@ -2,6 +2,11 @@
 
 from minisgl.parsing.interface import ParserContext, TextParser
 from minisgl.parsing.reasoning import TaggedReasoning
+from minisgl.request import ReasoningTags
+
+THINK = ReasoningTags("<think>", "</think>")
+IMPLIED_THINK = ReasoningTags("<think>", "</think>", implied=True)
+MISTRAL_THINK = ReasoningTags("[THINK]", "[/THINK]")
 
 
 def hermes_rank(template: str) -> int:
@@ -49,14 +54,18 @@ def mistral_reasoning_rank(template: str) -> int:
 
 def think(context: ParserContext) -> TextParser:
     """Read ``<think>...</think>`` where the answer or the prompt opens it."""
-    return TaggedReasoning(context, begin="<think>", end="</think>")
+    return _tagged(context, THINK)
 
 
 def implied_think(context: ParserContext) -> TextParser:
     """Read ``</think>`` as the end of reasoning that began with the answer."""
-    return TaggedReasoning(context, begin="<think>", end="</think>", implied=True)
+    return _tagged(context, IMPLIED_THINK)
 
 
 def mistral_think(context: ParserContext) -> TextParser:
     """Read ``[THINK]...[/THINK]``."""
-    return TaggedReasoning(context, begin="[THINK]", end="[/THINK]")
+    return _tagged(context, MISTRAL_THINK)
+
+
+def _tagged(context: ParserContext, tags: ReasoningTags) -> TextParser:
+    return TaggedReasoning(context, begin=tags.begin, end=tags.end, implied=tags.implied)

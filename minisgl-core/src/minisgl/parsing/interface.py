@@ -81,12 +81,18 @@ class ParserContext:
 
     Attributes:
         tools: that the request offers, each ``{"type": "function", "function": {...}}``.
+        forbidden: names of functions that the request has and the answer may not call: calls of
+            them are content.
+        constrained: a grammar rules the answer behind its reasoning: that is over where its closing
+            tag ends, and all that follows is content.
         prompt_tail: the end of the rendered prompt, behind the last text that a client wrote: a
             reasoning parser sees there whether the template has opened ``<think>`` already.
         new_id: makes the id of a tool call.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
+    forbidden: frozenset[str] = frozenset()
+    constrained: bool = False
     prompt_tail: str = ""
     new_id: Callable[[], str] = field(default=new_call_id)
 

@@ -6,7 +6,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from minisgl.parsing.interface import (
     ContentText,
@@ -27,7 +27,13 @@ class PulledParser(ABC):
     """A parser whose ``_read`` consumes ``self._text`` and waits for more where it is short.
 
     White space on both sides of a tool call is part of the call's syntax and not of the content.
+
+    Attributes:
+        drops_half_calls: a call that breaks off before its name is known is no content: the text
+            could be nothing but calls.
     """
+
+    drops_half_calls: ClassVar[bool] = False
 
     def __init__(self, context: ParserContext) -> None:
         self._context = context
@@ -61,6 +67,10 @@ class PulledParser(ABC):
     @abstractmethod
     def _read(self) -> Steps[None]:
         """Read everything; what is left of ``self._text`` at the end is content."""
+
+    def _may_call(self, name: str) -> bool:
+        """Return whether a name may be one of a function; models also make some up."""
+        return bool(name) and name not in self._context.forbidden
 
     # What readers are made of
 
@@ -143,10 +153,10 @@ class PulledParser(ABC):
             if index is None:
                 raw += text
             if not (yield from self._more()):
-                if index is None:
-                    self._say(raw)
-                else:
+                if index is not None:
                     self._arguments(index, [reader.rest()])
+                elif not self.drops_half_calls:
+                    self._say(raw)
                 return False
 
     def _argument_object(self, raw: str, name: str, call_id: str | None = None) -> Steps[bool]:

@@ -1,8 +1,22 @@
 """Reasoning between two tags at the beginning of an answer, as in ``<think>...</think>``."""
 
+from typing import Literal
+
 from minisgl.parsing.interface import ParserContext, ReasoningText
 from minisgl.parsing.json_text import SPACE
 from minisgl.parsing.pulled import PulledParser, Steps
+from minisgl.request import ReasoningTags
+
+Opening = Literal["open", "possible", "over"]
+"""Whether a prompt has begun the reasoning, leaves that to the answer, or has closed it."""
+
+
+def opening(prompt_tail: str, tags: ReasoningTags) -> Opening:
+    """Return how the end of a prompt leaves the reasoning."""
+    opened, closed = prompt_tail.rfind(tags.begin), prompt_tail.rfind(tags.end)
+    if opened > closed or (tags.implied and closed < 0):
+        return "open"
+    return "over" if closed >= 0 else "possible"
 
 
 class TaggedReasoning(PulledParser):
@@ -22,15 +36,18 @@ class TaggedReasoning(PulledParser):
         self, context: ParserContext, *, begin: str, end: str, implied: bool = False
     ) -> None:
         self._begin, self._end = begin, end
-        tail = context.prompt_tail
-        opened, closed = tail.rfind(begin), tail.rfind(end)
-        self._is_open = opened > closed or (implied and closed < 0)
+        tags = ReasoningTags(begin, end, implied=implied)
+        self._opening = opening(context.prompt_tail, tags)
+        self._is_constrained = context.constrained
         self._breaks = ""
         super().__init__(context)
 
     def _read(self) -> Steps[None]:
+        if self._is_constrained and self._opening == "over":
+            yield from self._content_until()
+            return
         lead = yield from self._lead()
-        if not self._is_open and not lead:
+        if self._opening != "open" and not lead:
             yield from self._content_until()
             return
         self._think_break = True
@@ -40,7 +57,8 @@ class TaggedReasoning(PulledParser):
                 self._text = ""
                 self._put(ReasoningText, self._breaks)
                 return
-        yield from self._without_breaks()
+        if not self._is_constrained:
+            yield from self._without_breaks()
         yield from self._content_until()
 
     def _lead(self) -> Steps[bool]:

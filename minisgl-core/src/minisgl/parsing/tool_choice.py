@@ -31,6 +31,8 @@ class ToolPlan:
 
     Attributes:
         tools: those that the answer may call, each ``{"type": "function", "function": {...}}``.
+        places: where each of them stands in the request's list.
+        forbidden: names of the request's other functions.
         mode: whether it may, must, or must call the one that is left.
         parallel: whether it may call several.
     """
@@ -38,11 +40,22 @@ class ToolPlan:
     tools: tuple[Tool, ...] = ()
     mode: Mode = "none"
     parallel: bool = True
+    places: tuple[int, ...] = ()
+    forbidden: frozenset[str] = frozenset()
 
     @property
     def template_tools(self) -> list[dict[str, Any]]:
         """What the chat template shows to the model."""
         return [dict(tool) for tool in self.tools]
+
+    def grammar_field(self) -> str | None:
+        """Return the field that an error of ``grammar`` is about, if there is a grammar.
+
+        Where several tools make the grammar, its definitions are named after the field of each.
+        """
+        if self.mode not in ("required", "named"):
+            return None
+        return _parameters(self.places[0]) if len(self.places) == 1 else "tools"
 
     def grammar(self) -> GrammarSpec | None:
         """Return what the text must look like, if a call is required."""
@@ -52,7 +65,10 @@ class ToolPlan:
         if self.mode != "required":
             return None
         definitions: dict[str, Any] = {}
-        calls = [_call_schema(tool, f"f{i}", definitions) for i, tool in enumerate(self.tools)]
+        calls = [
+            _call_schema(tool, _parameters(place), definitions)
+            for tool, place in zip(self.tools, self.places, strict=True)
+        ]
         schema = {
             "type": "array",
             "minItems": 1,
@@ -82,24 +98,28 @@ def plan_tools(tools: Any, tool_choice: Any = None, *, parallel: bool | None = N
         RequestError: either is malformed, or the choice names no tool that is there.
     """
     checked = check_tools(tools)
+    places, forbidden = tuple(range(len(checked))), frozenset[str]()
     parallel = parallel is not False
     if tool_choice is None:
         tool_choice = "auto" if checked else "none"
     if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
-        checked, tool_choice = _allowed(checked, tool_choice)
+        places, tool_choice = _allowed(checked, tool_choice)
+        names = {str(tool["function"]["name"]) for tool in checked}
+        checked = tuple(checked[place] for place in places)
+        forbidden = frozenset(names.difference(tool["function"]["name"] for tool in checked))
     if isinstance(tool_choice, Mapping):
-        name = _chosen_name(tool_choice)
-        chosen = _named(checked, name, "tool_choice")
-        return ToolPlan((chosen,), "named", parallel)
+        place = _place_of(checked, _chosen_name(tool_choice), "tool_choice")
+        return ToolPlan((checked[place],), "named", parallel, (place,))
     match tool_choice:
         case "none":
             return ToolPlan(parallel=parallel)
         case "auto":
-            return ToolPlan(checked, "auto" if checked else "none", parallel)
+            mode: Mode = "auto" if checked else "none"
+            return ToolPlan(checked, mode, parallel, places, forbidden)
         case "required":
             if not checked:
                 raise _error("tool_choice", "is 'required', but the request has no tools")
-            return ToolPlan(checked, "required", parallel)
+            return ToolPlan(checked, "required", parallel, places)
     raise _error(
         "tool_choice",
         "must be 'none', 'auto', 'required' or an object that names a function, "
@@ -114,8 +134,12 @@ def tool_constraint(
     return plan_tools(tools, tool_choice, parallel=parallel).grammar()
 
 
-def check_tools(tools: Any) -> tuple[Tool, ...]:
+def check_tools(tools: Any, called: str = "tools") -> tuple[Tool, ...]:
     """Return a request's tools, each known to be a function with a name.
+
+    Args:
+        tools: whatever was sent.
+        called: the field that holds them.
 
     Raises:
         RequestError: they are malformed; ``param`` names the place.
@@ -123,9 +147,9 @@ def check_tools(tools: Any) -> tuple[Tool, ...]:
     if tools is None:
         return ()
     if not isinstance(tools, Sequence) or isinstance(tools, str) or len(tools) > MAX_TOOLS:
-        raise _error("tools", f"must be a list of at most {MAX_TOOLS} tools, got {tools!r}")
+        raise _error(called, f"must be a list of at most {MAX_TOOLS} tools, got {tools!r}")
     for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
+        where = f"{called}[{index}]"
         if not isinstance(tool, Mapping):
             raise _error(where, f"must be an object, got {tool!r}")
         if tool.get("type", "function") != "function":
@@ -150,8 +174,8 @@ def check_tools(tools: Any) -> tuple[Tool, ...]:
     return tuple({**tool, "type": "function"} for tool in tools)
 
 
-def _allowed(tools: tuple[Tool, ...], choice: Mapping[str, Any]) -> tuple[tuple[Tool, ...], str]:
-    """Return the tools that ``allowed_tools`` leaves, and its mode."""
+def _allowed(tools: tuple[Tool, ...], choice: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
+    """Return the places of the tools that ``allowed_tools`` leaves, and its mode."""
     where = "tool_choice.allowed_tools"
     allowed = choice.get("allowed_tools")
     if not isinstance(allowed, Mapping):
@@ -159,11 +183,14 @@ def _allowed(tools: tuple[Tool, ...], choice: Mapping[str, Any]) -> tuple[tuple[
     mode = allowed.get("mode", "auto")
     if mode not in ("auto", "required"):
         raise _error(f"{where}.mode", f"must be 'auto' or 'required', got {mode!r}")
-    named = check_tools(allowed.get("tools", []))
-    kept = [_named(tools, tool["function"]["name"], f"{where}.tools") for tool in named]
-    if not kept:
+    named = check_tools(allowed.get("tools", []), f"{where}.tools")
+    if not named:
         raise _error(f"{where}.tools", "must name at least one tool")
-    return tuple(kept), mode
+    kept = {
+        _place_of(tools, tool["function"]["name"], f"{where}.tools[{number}]")
+        for number, tool in enumerate(named)
+    }
+    return tuple(sorted(kept)), mode
 
 
 def _chosen_name(choice: Mapping[str, Any]) -> str:
@@ -176,12 +203,17 @@ def _chosen_name(choice: Mapping[str, Any]) -> str:
     return name
 
 
-def _named(tools: Sequence[Tool], name: str, where: str) -> Tool:
-    for tool in tools:
+def _place_of(tools: Sequence[Tool], name: str, where: str) -> int:
+    for place, tool in enumerate(tools):
         if tool["function"]["name"] == name:
-            return tool
+            return place
     known = ", ".join(repr(tool["function"]["name"]) for tool in tools) or "none"
     raise _error(where, f"names the function {name!r}; the request's tools have: {known}")
+
+
+def _parameters(place: int) -> str:
+    """Return the name of the field that holds the schema of a tool."""
+    return f"tools[{place}].function.parameters"
 
 
 def _call_schema(tool: Tool, key: str, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -214,6 +246,8 @@ def _moved(schema: Any, root: str) -> Any:
 
 class _RequiredCalls(PulledParser):
     """A JSON list of ``{"name", "parameters"}``; whatever else comes is content."""
+
+    drops_half_calls = True
 
     def _read(self) -> Steps[None]:
         if bracket := (yield from self._skip("[")):

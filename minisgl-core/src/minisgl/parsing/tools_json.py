@@ -1,5 +1,6 @@
 """Tool calls that models write as JSON: Hermes and Qwen, Llama 3, Mistral."""
 
+import dataclasses
 import re
 import secrets
 import string
@@ -22,7 +23,7 @@ class HermesCalls(PulledParser):
 
     def _read(self) -> Steps[None]:
         while (yield from self._content_until(self.BEGIN)) is not None:
-            if (yield from self._call(self.BEGIN, bool)):
+            if (yield from self._call(self.BEGIN, self._may_call)):
                 yield from self._end()
 
     def _end(self) -> Steps[None]:
@@ -77,14 +78,12 @@ class MistralCalls(PulledParser):
     _MAX_HEADER: Final = 400
 
     def __init__(self, context: ParserContext) -> None:
-        super().__init__(
-            ParserContext(tools=context.tools, prompt_tail=context.prompt_tail, new_id=_mistral_id)
-        )
+        super().__init__(dataclasses.replace(context, new_id=_mistral_id))
 
     def _read(self) -> Steps[None]:
         while (yield from self._content_until(self.BEGIN)) is not None:
             if bracket := (yield from self._skip("[")):
-                yield from self._call_list(f"{self.BEGIN}{bracket}", bool)
+                yield from self._call_list(f"{self.BEGIN}{bracket}", self._may_call)
             else:
                 yield from self._named()
 
@@ -100,6 +99,9 @@ class MistralCalls(PulledParser):
             self._say(self.BEGIN)
             return
         self._text = self._text[header.end() :]
+        if not self._may_call(header[1]):
+            self._say(f"{self.BEGIN}{header[0]}")
+            return
         yield from self._argument_object(f"{self.BEGIN}{header[0]}", header[1], header[2])
 
 

@@ -5,11 +5,13 @@ import json
 import re
 from typing import Any, Final
 
+from minisgl.parsing.interface import ParserContext
 from minisgl.parsing.json_text import MAX_DEPTH
 from minisgl.parsing.pulled import PulledParser, Steps
 
 _NAME: Final = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(")
 _NAME_BEGINS: Final = re.compile(r"\s*(?:[A-Za-z_][\w.]*\s*)?")
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][\w.]*")
 _MAX_NAME: Final = 300
 _WORDS: Final = {"true": True, "false": False, "null": None}
 """JSON's words, which models mix in."""
@@ -20,11 +22,17 @@ class PythonicCalls(PulledParser):
     """A list of calls with literal keyword arguments, and nothing before it.
 
     ``<|python_start|>`` and ``<|python_end|>`` may stand around it. A call comes when it is
-    complete. Calls of what is none of the request's tools are content.
+    complete. Calls of what is none of the request's tools are content. Names that Python could not
+    write, such as ``get-weather``, are read as they are.
     """
 
     BEGIN: Final = "<|python_start|>"
     END: Final = "<|python_end|>"
+
+    def __init__(self, context: ParserContext) -> None:
+        names = (str(tool["function"]["name"]) for tool in context.tools)
+        self._others = [name for name in names if not _IDENTIFIER.fullmatch(name)]
+        super().__init__(context)
 
     def _read(self) -> Steps[None]:
         raw = yield from self._skip(self.BEGIN)
@@ -43,7 +51,7 @@ class PythonicCalls(PulledParser):
     def _python_call(self, raw: str) -> Steps[bool]:
         """Read a call; return whether it was one. What is none is content, with ``raw``."""
         end = yield from self._end_of_call()
-        call = None if end is None else read_call(self._text[:end])
+        call = None if end is None else self._read_call(self._text[:end])
         if call is None or call[0] not in self._names:
             self._say(raw)
             return False
@@ -54,12 +62,10 @@ class PythonicCalls(PulledParser):
 
     def _end_of_call(self) -> Steps[int | None]:
         """Wait for the parenthesis that ends a call, and return the place behind it."""
-        while (name := _NAME.match(self._text, 0, _MAX_NAME)) is None:
-            begins = _NAME_BEGINS.match(self._text, 0, _MAX_NAME)
-            may_begin = begins is not None and begins.end() == len(self._text)
-            if not may_begin or not (yield from self._more()):
+        while (seen := self._opened(self._text)) is None:
+            if not self._may_begin(self._text) or not (yield from self._more()):
                 return None
-        brackets, seen = _Brackets(), name.end()
+        brackets = _Brackets()
         while True:
             for at in range(seen, len(self._text)):
                 if not brackets.feed(self._text[at]):
@@ -69,6 +75,36 @@ class PythonicCalls(PulledParser):
             seen = len(self._text)
             if not (yield from self._more()):
                 return None
+
+    def _opened(self, text: str) -> int | None:
+        """Return the place behind the parenthesis that opens a call, if that is there."""
+        if (name := self._other_name(text)) is not None:
+            return text.index("(", text.index(name) + len(name)) + 1
+        found = _NAME.match(text, 0, _MAX_NAME)
+        return None if found is None else found.end()
+
+    def _other_name(self, text: str) -> str | None:
+        """Return the name at the beginning of a call that Python could not write, if it is one."""
+        core = text.lstrip()
+        for name in self._others:
+            if core.startswith(name) and core[len(name) :].lstrip().startswith("("):
+                return name
+        return None
+
+    def _may_begin(self, text: str) -> bool:
+        """Return whether more text can make a name with its parenthesis of this."""
+        core = text.lstrip()
+        if any(name.startswith(core) or core.rstrip() == name for name in self._others):
+            return True
+        begins = _NAME_BEGINS.match(text, 0, _MAX_NAME)
+        return begins is not None and begins.end() == len(text)
+
+    def _read_call(self, text: str) -> tuple[str, dict[str, Any]] | None:
+        name = self._other_name(text)
+        if name is None:
+            return read_call(text)
+        call = read_call(f"f{text.lstrip()[len(name) :]}")
+        return None if call is None else (name, call[1])
 
 
 class _Brackets:

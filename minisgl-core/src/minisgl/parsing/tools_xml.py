@@ -49,6 +49,9 @@ class Qwen3CoderCalls(PulledParser):
             return False
         self._text = self._text[begin.end() :]
         name = begin[1]
+        if not self._may_call(name):
+            self._say(raw + begin[0])
+            return False
         index = self._begin_call(name)
         opening = "{"
         while (parameter := (yield from self._tag(_PARAMETER, "<parameter="))) is not None:

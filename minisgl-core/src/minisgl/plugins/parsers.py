@@ -12,6 +12,7 @@ from minisgl.plugins.failure import describe_error
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.records import ReasoningParserRecord, ToolParserRecord
 from minisgl.plugins.registry import Registry
+from minisgl.request import ReasoningTags
 from minisgl.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,9 +43,10 @@ class AnswerParsers:
         """
         if plan.mode == "auto" and self.tools is None:
             raise RequestError(
-                "tool_choice 'auto' needs a parser of this model's tool calls, and its chat "
-                "template shows none that is installed: start the server with --tool-call-parser "
-                "NAME, or send tool_choice 'required', 'none' or a function's name",
+                "tool_choice lets the model call tools as it likes, which needs a parser of this "
+                "model's tool calls, and its chat template shows none that is installed: start the "
+                "server with --tool-call-parser NAME, or demand a call with tool_choice, or forbid "
+                "all",
                 param="tool_choice",
             )
 
@@ -55,6 +57,16 @@ class AnswerParsers:
         )
         return by_tools or (self.reasoning is not None and self.reasoning.shows_special_tokens)
 
+    def reasoning_tags(self, *, constrained: bool) -> ReasoningTags | None:
+        """Return between which tags an answer may reason before a text that a grammar rules."""
+        return self.reasoning.tags if constrained and self.reasoning is not None else None
+
+    def reasons(self, *, constrained: bool) -> bool:
+        """Return whether answers may hold reasoning."""
+        if self.reasoning is None:
+            return False
+        return not constrained or self.reasoning.tags is not None
+
     def create(
         self, plan: ToolPlan, *, prompt_tail: str = "", constrained: bool = False
     ) -> AnswerParser:
@@ -63,15 +75,21 @@ class AnswerParsers:
         Args:
             plan: what the request wants of tools; ``check`` has passed it.
             prompt_tail: the end of the rendered prompt.
-            constrained: a grammar rules the text from its beginning, so there is no reasoning.
+            constrained: a grammar rules the text, behind the reasoning if there may be some.
         """
-        context = ParserContext(tools=plan.tools, prompt_tail=prompt_tail)
+        constrained = constrained or plan.grammar_field() is not None
+        context = ParserContext(
+            tools=plan.tools,
+            forbidden=plan.forbidden,
+            constrained=constrained,
+            prompt_tail=prompt_tail,
+        )
         reasoning = None
-        if self.reasoning is not None and not constrained:
+        if self.reasoning is not None and self.reasons(constrained=constrained):
             reasoning = self.reasoning.create(context)
         tools = None
         if plan.mode in ("required", "named"):
-            reasoning, tools = None, plan.constrained_parser(context)
+            tools = plan.constrained_parser(context)
         elif plan.mode == "auto" and self.tools is not None:
             tools = self.tools.create(context)
         return AnswerParser(reasoning, tools, parallel=plan.parallel)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from minisgl.request import ReasoningTags
+
 if TYPE_CHECKING:
     from minisgl.attention.interface import AttentionBackend, AttentionContext
     from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
@@ -231,7 +233,11 @@ class ToolParserRecord:
 class ReasoningParserRecord:
     """A parser that tells a model's reasoning from its answer, on offer.
 
-    The attributes are those of ``ToolParserRecord``.
+    The other attributes are those of ``ToolParserRecord``.
+
+    Attributes:
+        tags: between which the parser reads reasoning, so that an answer of a given form may begin
+            with some; ``None`` means that such an answer has no reasoning.
     """
 
     name: str
@@ -239,3 +245,4 @@ class ReasoningParserRecord:
     create: "Callable[[ParserContext], TextParser]"
     rank_for: Callable[[str], int]
     shows_special_tokens: bool = False
+    tags: ReasoningTags | None = None

@@ -10,11 +10,12 @@ import numpy as np
 from minisgl.engine.info import EngineInfo
 from minisgl.errors import RequestError
 from minisgl.message import Failure
-from minisgl.request import MAX_BAD_TOKENS, FinishReason
+from minisgl.request import MAX_BAD_TOKENS, FinishReason, SamplingParams
 from minisgl.scheduler.controls import BAN
 from minisgl.scheduler.request_state import GrammarState, RequestState
 from minisgl.structured.compiler import Compilation, GrammarCompiler
-from minisgl.structured.interface import CompiledGrammar, MaskArray, mask_words
+from minisgl.structured.interface import CompiledGrammar, MaskArray, Matcher, mask_words
+from minisgl.structured.reasoning import ReasoningMatcher
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ class Grammars:
         """Let ``request`` wait for its grammar, or return why it cannot have one."""
         assert request.params.grammar is not None, "the request asks for a grammar"
         try:
-            compilation = self._compiler.submit(request.params.grammar)
+            compilation = self._compiler.submit(
+                request.params.grammar, wants_vocabulary=request.params.reasoning is not None
+            )
         except RequestError as error:
             return _failure(error)
         self._compiling[request.uid] = request, compilation
@@ -168,11 +171,20 @@ class Grammars:
         if params.min_tokens:
             early = self._eos | self._bits(request.stop_token_ids)
         try:
-            request.grammar = GrammarState(grammar.matcher(), never, early, bad)
+            matcher = self._after_reasoning(params, grammar.matcher())
+            request.grammar = GrammarState(matcher, never, early, bad)
         except Exception as error:
             logger.exception("the grammar of request %d failed", request.uid)
             return _broken(error)
         return None
+
+    def _after_reasoning(self, params: SamplingParams, matcher: Matcher) -> Matcher:
+        """Return a matcher that lets reasoning pass first, if the request may reason."""
+        tags, vocabulary = params.reasoning, self._compiler.vocabulary
+        if tags is None:
+            return matcher
+        assert vocabulary is not None, "the request has waited for it"
+        return ReasoningMatcher(matcher, vocabulary.rules(tags.begin, tags.end), tags, self._eos)
 
     def _bits(self, tokens: Iterable[int]) -> MaskArray:
         """Return a mask with the bits of these tokens, as far as they are in the vocabulary."""

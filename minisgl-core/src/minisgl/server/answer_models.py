@@ -36,7 +36,16 @@ class ErrorBody(AnswerModel):
 class AnthropicErrorDetail(AnswerModel):
     """What is wrong."""
 
-    type: str
+    type: Literal[
+        "invalid_request_error",
+        "authentication_error",
+        "not_found_error",
+        "request_too_large",
+        "rate_limit_error",
+        "overloaded_error",
+        "timeout_error",
+        "api_error",
+    ]
     message: str
 
 

@@ -5,6 +5,7 @@ Anthropic's: ``{"type": "error", "error": {"type", "message"}}``.
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -27,6 +28,8 @@ REQUEST_ID_KEY: Final = "minisgl.request_id"
 """Where a request's ASGI scope holds its id."""
 SEND_KEY: Final = "minisgl.send"
 """Where a request's ASGI scope holds the send of the HTTP server."""
+_PLACE: Final = re.compile(r"\[\d+\]")
+_TOOL: Final = re.compile(r"#/\$defs/(tools\[\d+\]\.function\.parameters)")
 MAX_QUOTED = 2000
 """Longest message and field name of an error: they may quote what the client sent."""
 
@@ -51,16 +54,48 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
 
     Args:
         error: may be about a field.
-        names: the client's names of fields, by those that the error may use.
+        names: the client's names of fields, see ``new_name``.
     """
-    field, dot, rest = (error.param or "").partition(".")
-    name = names.get(field)
-    if name is None or name == field:
+    param, message = error.param or "", error.message
+    found = _longest(param, names)
+    if found is None:
         return error
-    message = error.message
+    field, name = found
+    name += param.removeprefix(field)
     if message.startswith(field):
-        message = name + message.removeprefix(field)
-    return RequestError(message, param=f"{name}{dot}{rest}", status=error.status, code=error.code)
+        message = found[1] + message.removeprefix(field)
+    if param == "grammar" and name == "tools" and (part := _TOOL.search(message)):
+        # Several tools make one grammar: its definitions are named after the field of each.
+        name = new_name(part[1], names)
+        message = message.replace(part[0], "#").replace("tools", name, 1)
+    return RequestError(message, param=name, status=error.status, code=error.code)
+
+
+def new_name(field: str, names: Mapping[str, str]) -> str:
+    """Return the client's name of a field, or of the way to one.
+
+    Args:
+        field: such as ``tools[0].function.name``.
+        names: the client's names, by ours. Both may lead into objects and lists, where ``[]`` is
+            any place: ``tools[].function``. The longest that fits counts.
+    """
+    found = _longest(field, names)
+    return field if found is None else found[1] + field.removeprefix(found[0])
+
+
+def _longest(field: str, names: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the longest beginning of ``field`` that has another name, and that name."""
+    any_place = _PLACE.sub("[]", field)
+    fits = [
+        key for key in names if any_place == key or any_place.startswith((f"{key}.", f"{key}["))
+    ]
+    if not fits:
+        return None
+    key = name = max(fits, key=len)
+    name = names[key]
+    for place in _PLACE.findall(field):
+        key, name = key.replace("[]", place, 1), name.replace("[]", place, 1)
+    return None if key == name else (key, name)
 
 
 @contextmanager

@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from minisgl.errors import RequestError, nearest
 
@@ -28,7 +36,7 @@ RequestT = TypeVar("RequestT", bound="RequestModel")
 
 @dataclass(frozen=True, slots=True)
 class NotOffered:
-    """A field that is known and not offered.
+    """A field that is known and not offered: of a body, or as an annotation of one inside it.
 
     Attributes:
         reason: ends the sentence "``name`` is not offered: ...".
@@ -43,6 +51,26 @@ class NotOffered:
         return any(
             isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
             for neutral in self.neutral
+        )
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the field."""
+        said = f"Not offered: {self.reason}. Only these values are accepted."
+        return {"enum": [*self.neutral, None], "description": said}
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(Any))
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, __: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return self.schema()
+
+    def _check(self, value: object) -> object:
+        if self.accepts(value):
+            return value
+        raise PydanticCustomError(
+            "not_offered", "is not offered: {reason}", {"reason": self.reason}
         )
 
 
@@ -183,6 +211,10 @@ def request_error(
     path = _path(first, fields)
     if first["type"] == "missing":
         return RequestError(f"{path} is required", param=path)
+    if first["type"] == "not_offered":
+        return RequestError(f"{path}={shortened(first['input'])} {first['msg']}", param=path)
+    if first["type"] == "extra_forbidden":
+        return RequestError(f"{path} is unknown, got {shortened(first['input'])}", param=path)
     wishes = [_wish(entry, model) for entry in complaints if _path(entry, fields) == path]
     wish = "; or: ".join(dict.fromkeys(wishes))
     return RequestError(f"{path}: {wish}, got {shortened(first['input'])}", param=path)
@@ -190,6 +222,8 @@ def request_error(
 
 def _wish(complaint: ErrorDetails, model: type[BaseModel]) -> str:
     """Return what a complaint asks for; of a number outside its range, the whole range."""
+    if complaint["type"] in {"too_short", "string_too_short"}:  # no field here needs more than one
+        return "must not be empty"
     name, *rest = complaint["loc"]
     if complaint["type"] in {"greater_than_equal", "less_than_equal"} and not rest:
         limits = model.model_fields[str(name)].metadata
@@ -202,7 +236,7 @@ def _wish(complaint: ErrorDetails, model: type[BaseModel]) -> str:
 
 def _path(complaint: ErrorDetails, fields: dict[str, Any]) -> str:
     """Return the way through the body to what is wrong, without the names of union branches."""
-    parts: list[str] = []
+    path = ""
     value: Any = fields
     location = complaint["loc"]
     for number, part in enumerate(location):
@@ -213,5 +247,5 @@ def _path(complaint: ErrorDetails, fields: dict[str, Any]) -> str:
             value = value[part]  # type: ignore[index]  # pydantic's parts are its own keys
         elif not is_missing:
             continue
-        parts.append(str(part))
-    return ".".join(parts)
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

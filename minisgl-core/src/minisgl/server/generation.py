@@ -198,4 +198,5 @@ def merged(first: TextReply, second: TextReply) -> TextReply:
         token_ids=first.token_ids + second.token_ids,
         logprobs=first.logprobs + second.logprobs,
         prompt=first.prompt or second.prompt,
+        prompt_tail=first.prompt_tail or second.prompt_tail,
     )

@@ -39,9 +39,9 @@ class RouteDoc:
         path, method: of the route.
         summary: one sentence.
         body: what it takes, if it takes anything.
-        answer: what it returns; ``None`` for a protocol that its vendor describes.
-        event: what a stream consists of, if the route can stream.
-        events: what to say about the stream, if ``event`` alone does not.
+        answer: what it returns; ``None`` where it is no JSON.
+        events: what the data of a stream's events may be, if the route can stream.
+        ends_with_done: whether the last event of a stream is ``[DONE]``.
         errors: statuses of refusals.
         content_type: of the answer.
     """
@@ -51,8 +51,8 @@ class RouteDoc:
     summary: str
     body: type[RequestModel] | None = None
     answer: type[BaseModel] | None = None
-    event: type[BaseModel] | None = None
-    events: str | None = None
+    events: Sequence[type[BaseModel]] = ()
+    ends_with_done: bool = False
     errors: Sequence[int] = field(default=(400, 401, 404, 408, 413, 429, 500, 503, 504))
     content_type: str = JSON
 
@@ -109,7 +109,7 @@ class ApiPage:
     def _schemas(self) -> dict[str, Any]:
         bodies = [doc.body for doc in self._docs if doc.body is not None]
         answers = [
-            model for doc in self._docs for model in (doc.answer, doc.event) if model is not None
+            model for doc in self._docs for model in (doc.answer, *doc.events) if model is not None
         ]
         schemas: dict[str, Any] = {}
         for mode, models in (
@@ -136,10 +136,7 @@ def _body_schema(
         for name, inner in schema["properties"].items()
     }
     for name, refused in model.not_offered.items():
-        properties[name] = {
-            "enum": [*refused.neutral, None],
-            "description": f"Not offered: {refused.reason}. Only these values are accepted.",
-        }
+        properties[name] = refused.schema()
     return {**schema, "properties": properties, "additionalProperties": not strict}
 
 
@@ -149,10 +146,8 @@ def _responses(doc: RouteDoc) -> dict[str, Any]:
         content[doc.content_type] = {"schema": {"type": "string"}}
     else:
         content[JSON] = {"schema": {} if doc.answer is None else _ref(doc.answer)}
-    if doc.event is not None:
-        content[EVENTS] = {"schema": _ref(doc.event)}
-    elif doc.events is not None:
-        content[EVENTS] = {"schema": {"type": "string", "description": doc.events}}
+    if doc.events:
+        content[EVENTS] = {"schema": _event_schema(doc)}
     error = _ref(AnthropicError if is_anthropic(doc.path) else ErrorBody)
     return {
         "200": {
@@ -170,6 +165,15 @@ def _responses(doc: RouteDoc) -> dict[str, Any]:
             for status in doc.errors
         },
     }
+
+
+def _event_schema(doc: RouteDoc) -> dict[str, Any]:
+    said = "What the `data` of an event holds, as JSON."
+    if doc.ends_with_done:
+        said += " That of the last one of a stream without an error is `[DONE]`."
+    if len(doc.events) == 1:
+        return {**_ref(doc.events[0]), "description": said}
+    return {"anyOf": [_ref(model) for model in doc.events], "description": said}
 
 
 def _as_markdown(value: Any) -> Any:

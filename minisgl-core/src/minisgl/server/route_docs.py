@@ -8,16 +8,19 @@ from minisgl.server.answer_models import (
     ChatCompletionChunk,
     Completion,
     DetokenizeAnswer,
+    ErrorBody,
     Health,
     ModelCard,
     ModelList,
     TokenizeAnswer,
     Version,
 )
+from minisgl.server.anthropic.answer_models import Message, MessageStreamEvent, TokenCount
 from minisgl.server.anthropic.request import CountTokensRequest, MessagesRequest
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.completion_request import CompletionRequest
 from minisgl.server.openapi import RouteDoc
+from minisgl.server.responses.answer_models import ResponseObject, ResponseStreamEvent
 from minisgl.server.responses.request import ResponsesRequest
 from minisgl.server.tokens import DetokenizeBody, TokenizeBody
 
@@ -27,31 +30,36 @@ ROUTE_DOCS: Final[Sequence[RouteDoc]] = (
         summary="Answer a chat, as OpenAI's API does.",
         body=ChatRequest,
         answer=ChatCompletion,
-        event=ChatCompletionChunk,
+        events=(ChatCompletionChunk, ErrorBody),
+        ends_with_done=True,
     ),
     RouteDoc(
         path="/v1/completions",
         summary="Go on with a text, as OpenAI's API does.",
         body=CompletionRequest,
         answer=Completion,
-        event=Completion,
+        events=(Completion, ErrorBody),
+        ends_with_done=True,
     ),
     RouteDoc(
         path="/v1/responses",
         summary="Answer a chat, as OpenAI's Responses API does, without keeping it.",
         body=ResponsesRequest,
-        events="OpenAI's events, from response.created to response.completed.",
+        answer=ResponseObject,
+        events=(ResponseStreamEvent,),
     ),
     RouteDoc(
         path="/v1/messages",
         summary="Answer a chat, as Anthropic's API does.",
         body=MessagesRequest,
-        events="Anthropic's events, from message_start to message_stop.",
+        answer=Message,
+        events=(MessageStreamEvent,),
     ),
     RouteDoc(
         path="/v1/messages/count_tokens",
         summary="Count the tokens of a chat, as Anthropic's API does.",
         body=CountTokensRequest,
+        answer=TokenCount,
     ),
     RouteDoc(
         path="/tokenize",

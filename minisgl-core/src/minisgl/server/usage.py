@@ -25,6 +25,7 @@ class Usage:
     num_completion_tokens: int = 0
     num_reasoning_tokens: int = 0
     _counted_prompts: set[int] = field(default_factory=set)
+    _cached_tokens: dict[int, int] = field(default_factory=dict)
     _counted_tokens: dict[int, int] = field(default_factory=dict)
 
     def add(self, index: int, reply: TextReply) -> None:
@@ -33,9 +34,11 @@ class Usage:
         if prompt not in self._counted_prompts:
             self._counted_prompts.add(prompt)
             self.num_prompt_tokens += reply.num_prompt_tokens
-        if reply.finish_reason is not None and index % self.n == 0:
+        if index % self.n == 0:
             # The others find the prompt that the first one has just computed: that is no saving.
-            self.num_cached_tokens += reply.num_cached_tokens
+            known = self._cached_tokens.get(prompt, 0)
+            self._cached_tokens[prompt] = max(known, reply.num_cached_tokens)
+            self.num_cached_tokens += self._cached_tokens[prompt] - known
         if not self.counts_output:
             return
         before = self._counted_tokens.get(index, 0)

@@ -14,6 +14,7 @@ from typing import Final
 from minisgl.errors import RequestError
 from minisgl.request import GrammarSpec
 from minisgl.structured.interface import CompiledGrammar, GrammarBackend
+from minisgl.structured.reasoning import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +40,14 @@ class Compilation:
         grammar: the result, once ``done``.
         error: or why there is none.
         num_waiting: requests that wait for it.
+        wants_vocabulary: whether these wait for the compiler's ``vocabulary``, too.
     """
 
-    __slots__ = ("began", "done", "error", "grammar", "num_waiting", "spec")
+    __slots__ = ("began", "done", "error", "grammar", "num_waiting", "spec", "wants_vocabulary")
 
-    def __init__(self, spec: GrammarSpec) -> None:
+    def __init__(self, spec: GrammarSpec, *, wants_vocabulary: bool = False) -> None:
         self.spec = spec
+        self.wants_vocabulary = wants_vocabulary
         self.grammar: CompiledGrammar | None = None
         self.error: RequestError | None = None
         self.done = False
@@ -59,6 +62,10 @@ class GrammarCompiler:
         create: makes the engine; called beside the scheduler's thread, with the first grammar.
         timeout_s: seconds that one compilation may take.
         off: why there is no engine, if there is none; then ``create`` is not called.
+        load_vocabulary: makes ``vocabulary``; called beside the scheduler's thread, too.
+
+    Attributes:
+        vocabulary: the model's tokens, once a request has wanted them.
     """
 
     def __init__(
@@ -67,23 +74,30 @@ class GrammarCompiler:
         timeout_s: float = 10.0,
         *,
         off: str = "",
+        load_vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         self._create = create
         self._timeout_s = timeout_s
         self._off = off
+        self._load_vocabulary = load_vocabulary
+        self.vocabulary: Vocabulary | None = None
         self._backend: GrammarBackend | None = None
         self._creating = threading.Lock()
         self._changed = threading.Condition()
         self._queue: deque[Compilation] = deque()
         self._running: list[Compilation] = []
         self._num_lost = 0
-        self._current: dict[GrammarSpec, Compilation] = {}
+        self._current: dict[tuple[GrammarSpec, bool], Compilation] = {}
         self._cached: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._cached_bytes = 0
         self._closed = False
 
-    def submit(self, spec: GrammarSpec) -> Compilation:
+    def submit(self, spec: GrammarSpec, *, wants_vocabulary: bool = False) -> Compilation:
         """Return the compilation of ``spec``: done if it is cached, else shared or new.
+
+        Args:
+            spec: what to compile.
+            wants_vocabulary: it is done when ``vocabulary`` is there, too.
 
         Raises:
             RequestError: there is no grammar engine.
@@ -91,13 +105,14 @@ class GrammarCompiler:
         if self._create is None:
             raise RequestError(f"grammar cannot be obeyed: {self._off}", param="grammar")
         with self._changed:
+            wants_vocabulary = wants_vocabulary and self.vocabulary is None
             cached = self._cached.get(spec)
-            if cached is not None:
+            if cached is not None and not wants_vocabulary:
                 self._cached.move_to_end(spec)
                 found = Compilation(spec)
                 found.grammar, found.done = cached, True
                 return found
-            compilation = self._current.get(spec)
+            compilation = self._current.get((spec, wants_vocabulary))
             if compilation is None:
                 if self._num_lost >= MAX_LOST_THREADS:
                     raise RequestError(
@@ -106,7 +121,8 @@ class GrammarCompiler:
                         param="grammar",
                         status=503,
                     )
-                compilation = self._current[spec] = Compilation(spec)
+                compilation = Compilation(spec, wants_vocabulary=wants_vocabulary)
+                self._current[spec, wants_vocabulary] = compilation
                 self._queue.append(compilation)
                 self._start_thread()
             compilation.num_waiting += 1
@@ -118,7 +134,7 @@ class GrammarCompiler:
             compilation.num_waiting -= 1
             if not compilation.num_waiting and compilation in self._queue:
                 self._queue.remove(compilation)
-                del self._current[compilation.spec]
+                del self._current[compilation.spec, compilation.wants_vocabulary]
 
     def poll(self) -> None:
         """Give up compilations that take too long; to be called while any request waits."""
@@ -169,6 +185,8 @@ class GrammarCompiler:
         grammar, error = None, None
         try:
             backend = self._ready_backend()
+            if compilation.wants_vocabulary:
+                self._ready_vocabulary()
             compilation.began = time.monotonic()
             grammar = backend.compile(compilation.spec)
         except RequestError as refused:
@@ -204,18 +222,26 @@ class GrammarCompiler:
                 return backend
             return self._backend
 
+    def _ready_vocabulary(self) -> None:
+        assert self._load_vocabulary is not None, "an engine has a tokenizer"
+        with self._creating:
+            if self.vocabulary is None:
+                self.vocabulary = self._load_vocabulary()
+
     def _end(
         self, compilation: Compilation, grammar: CompiledGrammar | None, error: RequestError | None
     ) -> None:
         """Note a result; the lock is held."""
         self._running.remove(compilation)
-        del self._current[compilation.spec]
+        del self._current[compilation.spec, compilation.wants_vocabulary]
         compilation.grammar, compilation.error, compilation.done = grammar, error, True
         if grammar is not None:
             self._keep(compilation.spec, grammar)
         self._changed.notify_all()
 
     def _keep(self, spec: GrammarSpec, grammar: CompiledGrammar) -> None:
+        if (before := self._cached.pop(spec, None)) is not None:
+            self._cached_bytes -= before.num_bytes + len(spec.value)
         self._cached[spec] = grammar
         self._cached_bytes += grammar.num_bytes + len(spec.value)
         while len(self._cached) > MAX_CACHED or self._cached_bytes > MAX_CACHED_BYTES:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
+import msgspec
 import numpy as np
 
 from minisgl.errors import RequestError
@@ -20,6 +21,8 @@ from minisgl.message import (
     TokenizeRequest,
     TokensReply,
 )
+from minisgl.parsing.reasoning import opening
+from minisgl.request import SamplingParams
 from minisgl.tokenizer.chat import ChatOptions
 from minisgl.tokenizer.dispatch import work_of
 from minisgl.tokenizer.encoding import PromptEncoder, is_chat
@@ -140,17 +143,27 @@ def _complete(
     prompt_tail: str = "",
 ) -> Reply:
     """Return the request for the scheduler, or the tokens if nothing else was asked for."""
-    encoder.check_not_empty(token_ids, is_chat=is_chat(message.prompt))
     if isinstance(message, TokenizeOnly):
         return TokensReply(message.uid, token_ids)
+    encoder.check_not_empty(token_ids, is_chat=is_chat(message.prompt))
     return GenerateRequest(
         message.uid,
         np.asarray(token_ids, dtype="<i4").tobytes(),
-        encoder.with_bad_token_ids(message.params),
+        encoder.with_bad_token_ids(_with_reasoning(message, prompt_tail)),
         priority=message.priority,
         cache_salt=message.cache_salt,
         prompt_tail=prompt_tail,
     )
+
+
+def _with_reasoning(message: TokenizeRequest, prompt_tail: str) -> SamplingParams:
+    """Return the parameters of a request, now that its prompt shows how reasoning begins."""
+    params, tags = message.params, message.params.reasoning
+    if tags is None:
+        return params
+    found = opening(prompt_tail, tags) if is_chat(message.prompt) else "over"
+    opened = msgspec.structs.replace(tags, is_open=found == "open")
+    return msgspec.structs.replace(params, reasoning=None if found == "over" else opened)
 
 
 def _detokenize(encoder: PromptEncoder, message: DetokenizeOnly) -> TokensReply:

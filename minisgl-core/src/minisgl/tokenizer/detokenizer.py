@@ -130,6 +130,7 @@ class _Stream:
             text,
             token_ids,
             num_prompt_tokens=self.start.num_prompt_tokens,
+            num_cached_tokens=self.start.num_cached_tokens,
             logprobs=logprobs,
             prompt=prompt,
             prompt_tail=tail,

@@ -137,7 +137,9 @@ def _joined(content: Any, where: str) -> str:
     """Return a message's content as one string; its text parts are put together as they are."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
+    if content == []:
+        raise _error(where, "must hold at least one text part, got []; an empty text is ''")
+    if not isinstance(content, list):
         raise _error(where, f"must be a string or a list of text parts, got {content!r}")
     texts: list[str] = []
     for part in content:

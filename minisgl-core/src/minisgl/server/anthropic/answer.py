@@ -1,6 +1,6 @@
 """Anthropic's messages, whole and as a stream of events."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -14,7 +14,7 @@ from minisgl.parsing.interface import (
     ToolCallStart,
 )
 from minisgl.request import FinishReason
-from minisgl.server.chat.reading import TOOL_CALLS, ChoiceReader, ReadAnswer
+from minisgl.server.chat.reading import TOOL_CALLS, ChoiceReader
 from minisgl.server.chunks import TextChunks, text_chunks
 from minisgl.server.generation import Generation
 from minisgl.server.streaming import sse_event
@@ -51,20 +51,11 @@ class MessagesAnswer:
         Raises:
             RequestError: the request was refused or failed.
         """
-        answer = ReadAnswer()
+        blocks = _Blocks()
         async for _, reply in generation:
             self._take(reply)
-            answer.add(self._reader.read(reply))
-        content: list[dict[str, Any]] = []
-        if answer.reasoning:
-            content.append(_block("thinking", "".join(answer.reasoning)))
-        if answer.content:
-            content.append(_block("text", "".join(answer.content)))
-        content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)}
-            for call in answer.calls
-        ]
-        return {**self._message(content), **self._end(), "usage": self._counts()}
+            blocks.add(self._reader.read(reply, self._usage))
+        return {**self._message(blocks.content()), **self._end(), "usage": self._counts()}
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Yield the stream: one block after the other, each begun, filled and stopped.
@@ -81,7 +72,7 @@ class MessagesAnswer:
                 if not has_begun:
                     has_begun = True
                     events += [self._start(), _event("ping")]
-                for event in self._reader.read(reply):
+                for event in self._reader.read(reply, self._usage):
                     events += blocks.add(event)
             yield b"".join(events)
         end = _event("message_delta", delta=self._end(), usage=self._counts())
@@ -92,7 +83,8 @@ class MessagesAnswer:
         self._last = reply
 
     def _start(self) -> bytes:
-        usage = {**self._counts(), "output_tokens": 0}
+        nothing = {"output_tokens": 0, "output_tokens_details": {"thinking_tokens": 0}}
+        usage = {**self._counts(), **nothing}
         none = {"stop_reason": None, "stop_sequence": None}
         return _event("message_start", message={**self._message([]), **none, "usage": usage})
 
@@ -114,7 +106,7 @@ class MessagesAnswer:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
         return {"stop_reason": _REASONS.get(reason, "end_turn"), "stop_sequence": None}
 
-    def _counts(self) -> dict[str, int]:
+    def _counts(self) -> dict[str, Any]:
         """Return Anthropic's ``usage``, where cached tokens are not part of ``input_tokens``."""
         usage = self._usage
         return {
@@ -122,7 +114,42 @@ class MessagesAnswer:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.num_cached_tokens,
             "output_tokens": usage.num_completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.num_reasoning_tokens},
         }
+
+
+class _Blocks:
+    """Content blocks as a list, the same as those of a stream."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[dict[str, Any], list[str]]] = []
+
+    def add(self, events: Iterable[ParserEvent]) -> None:
+        """Take what comes next."""
+        for event in events:
+            match event:
+                case ContentText(text=text):
+                    self._more("text", text)
+                case ReasoningText(text=text):
+                    self._more("thinking", text)
+                case ToolCallStart():
+                    self._blocks.append((_tool_use(event), []))
+                case ToolCallArguments(fragment=fragment):
+                    self._blocks[-1][1].append(fragment)
+
+    def content(self) -> list[dict[str, Any]]:
+        """Return all blocks."""
+        return [
+            {**block, "input": _object("".join(texts))}
+            if block["type"] == "tool_use"
+            else {**block, block["type"]: "".join(texts)}
+            for block, texts in self._blocks
+        ]
+
+    def _more(self, kind: Literal["text", "thinking"], text: str) -> None:
+        if not self._blocks or self._blocks[-1][0]["type"] != kind:
+            self._blocks.append((_empty(kind), []))
+        self._blocks[-1][1].append(text)
 
 
 class _BlockStream:
@@ -137,26 +164,29 @@ class _BlockStream:
         """Return the events that ``event`` leads to."""
         match event:
             case ContentText(text=text):
-                return self._more("text", _block("text", ""), text)
+                return self._more("text", text)
             case ReasoningText(text=text):
-                return self._more("thinking", _block("thinking", ""), text)
+                return self._more("thinking", text)
             case ToolCallStart():
-                block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
-                return [*self.stop(), self._begin("tool_use", block)]
+                return [*self.stop(), self._begin("tool_use", _tool_use(event))]
             case ToolCallArguments(fragment=fragment):
                 return [] if self._chunks is None else [self._chunks.encode(fragment)]
 
     def stop(self) -> list[bytes]:
-        """Return the end of the open block, if one is open."""
+        """Return the end of the open block, if one is open; thinking ends with its signature."""
         if self._kind is None:
             return []
+        signature = []
+        if self._kind == "thinking":
+            delta = {"type": "signature_delta", "signature": ""}
+            signature = [_event("content_block_delta", index=self._index, delta=delta)]
         self._kind = None
-        return [_event("content_block_stop", index=self._index)]
+        return [*signature, _event("content_block_stop", index=self._index)]
 
-    def _more(self, kind: BlockKind, empty: dict[str, Any], text: str) -> list[bytes]:
+    def _more(self, kind: Literal["text", "thinking"], text: str) -> list[bytes]:
         events: list[bytes] = []
         if self._kind != kind:
-            events = [*self.stop(), self._begin(kind, empty)]
+            events = [*self.stop(), self._begin(kind, _empty(kind))]
         assert self._chunks is not None
         return [*events, self._chunks.encode(text)]
 
@@ -176,9 +206,14 @@ class _BlockStream:
         return _event("content_block_start", index=self._index, content_block=block)
 
 
-def _block(kind: Literal["text", "thinking"], text: str) -> dict[str, Any]:
-    """Return a block of text; thinking has a signature, which this server does not need."""
-    return {"type": kind, kind: text, **({"signature": ""} if kind == "thinking" else {})}
+def _empty(kind: Literal["text", "thinking"]) -> dict[str, Any]:
+    """Return an empty block; thinking has a signature, which this server does not need."""
+    return {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+
+
+def _tool_use(call: ToolCallStart) -> dict[str, Any]:
+    """Return the block of a call without its input."""
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
 
 def _object(arguments: str) -> dict[str, Any]:

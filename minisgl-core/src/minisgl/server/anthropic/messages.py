@@ -23,7 +23,7 @@ def chat_messages(
     if system:
         chat.append({"role": "system", "content": _text(system, "system")})
     for number, message in enumerate(messages):
-        where = f"messages.{number}"
+        where = f"messages[{number}]"
         role, content = message.get("role"), message.get("content")
         if role not in {"user", "assistant", "system"}:
             raise RequestError(
@@ -53,10 +53,10 @@ def _blocks(content: Any, where: str) -> list[tuple[str, Block]]:
     for number, block in enumerate(content):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
             raise RequestError(
-                f"{where}.{number} must be an object with a type, got {shortened(block)}",
-                param=f"{where}.{number}",
+                f"{where}[{number}] must be an object with a type, got {shortened(block)}",
+                param=f"{where}[{number}]",
             )
-    return [(f"{where}.{number}", block) for number, block in enumerate(content)]
+    return [(f"{where}[{number}]", block) for number, block in enumerate(content)]
 
 
 def _assistant(blocks: list[tuple[str, Block]]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """``POST /v1/messages``: its fields, and the chat that they mean."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from minisgl.errors import RequestError
 from minisgl.request import MAX_CACHE_SALT, MAX_PRIORITY, MAX_STOP_STRINGS, MAX_WHOLE
@@ -14,14 +14,17 @@ from minisgl.server.fields import Nested, NotOffered, RequestModel, Timeout
 from minisgl.server.openai.chat_request import ChatRequest
 from minisgl.server.openai.fields import documented
 
-CLIENT_NAMES: Final = {"stop": "stop_sequences"}
+CLIENT_NAMES: Final = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "tools[].function.parameters": "tools[].input_schema",
+    "tools[].function": "tools[]",
+}
 
 
-class Tool(BaseModel):
+class Tool(Nested):
     """A function that the model may call."""
-
-    # ``cache_control`` and other hints come along with tools; nothing here reads them.
-    model_config = ConfigDict(extra="ignore", strict=True, use_attribute_docstrings=True)
 
     type: Literal["custom"] | None = None
     """Only tools that the client runs; this server runs none."""
@@ -31,6 +34,20 @@ class Tool(BaseModel):
     """What it does, for the model."""
     input_schema: dict[str, Any]
     """JSON Schema of its arguments."""
+    strict: bool | None = None
+    """Without effect: a call that is required is always held to its schema, and no other one is."""
+    cache_control: dict[str, Any] | None = None
+    """Without effect: every prefix is looked up."""
+    eager_input_streaming: bool | None = None
+    """Without effect: the input of a call is always streamed as it comes."""
+    input_examples: list[dict[str, Any]] | None = None
+    """Without effect: no chat template shows examples."""
+    defer_loading: Annotated[
+        Any, NotOffered("every tool is shown to the model from the beginning", (False,))
+    ] = None
+    allowed_callers: Annotated[
+        Any, NotOffered("this server runs no tools that could call others", (["direct"], []))
+    ] = None
 
     def as_openai(self) -> dict[str, Any]:
         """Return the tool in OpenAI's form."""
@@ -49,12 +66,19 @@ class ToolChoice(Nested):
     disable_parallel_tool_use: bool = False
     """At most one call."""
 
-    def as_openai(self) -> str | dict[str, Any]:
+    def as_openai(self, tools: Sequence[Tool]) -> str | dict[str, Any]:
         """Return the choice in OpenAI's form.
 
+        Args:
+            tools: of the request.
+
         Raises:
-            RequestError: a name is missing.
+            RequestError: a name is missing, or there are no tools.
         """
+        if self.type == "any" and not tools:
+            raise RequestError(
+                "tool_choice.type is 'any', but the request has no tools", param="tool_choice.type"
+            )
         if self.type == "tool":
             if self.name is None:
                 raise RequestError(
@@ -67,11 +91,38 @@ class ToolChoice(Nested):
 class Thinking(Nested):
     """Whether the model thinks before it answers, where its template can tell it so."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    """All but ``disabled`` mean that it does."""
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     """Without effect: thinking counts as output, and ``max_tokens`` bounds both."""
-    display: str | None = None
-    """Without effect: thinking is always shown."""
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    """``omitted`` leaves thinking out of the answer; else it is shown as it is."""
+    block_binding: dict[str, Any] | None = None
+    """Without effect: thinking is read as it comes back, whoever wrote it."""
+
+
+class OutputFormat(Nested):
+    """``output_config.format``."""
+
+    type: Literal["json_schema"]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    """The JSON Schema that the text must satisfy."""
+
+
+class OutputConfig(Nested):
+    """What the answer shall be like."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """Given to the chat template as ``reasoning_effort``."""
+    format: OutputFormat | None = None
+    """What the text must look like."""
+    task_budget: Annotated[Any, NotOffered("this server counts no tokens over requests")] = None
+
+    def response_format(self) -> dict[str, Any] | None:
+        """Return the format as ``/v1/chat/completions`` takes it."""
+        if self.format is None:
+            return None
+        return {"type": "json_schema", "json_schema": {"schema": self.format.json_schema}}
 
 
 class PromptFields(RequestModel):
@@ -92,13 +143,30 @@ class PromptFields(RequestModel):
     """Given to the chat template as ``enable_thinking`` and ``thinking``."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Extra variables of the chat template; not in Anthropic's API."""
+    output_config: OutputConfig | None = None
+    """How much effort the answer is worth, and what its text must look like."""
+    cache_control: dict[str, Any] | None = None
+    """Without effect: every prefix is looked up; ``cache_salt`` keeps clients apart."""
+    user_profile_id: str | None = None
+    """A label for the client's own accounting; without effect."""
+    workspace_id: str | None = None
+    """Without effect: this server has no workspaces."""
 
     not_offered: ClassVar[Mapping[str, NotOffered]] = {
         "mcp_servers": NotOffered("this server runs no tools", ([],)),
         "container": NotOffered("this server runs no tools"),
         "context_management": NotOffered("send the messages that shall be read"),
-        "output_format": NotOffered("use /v1/chat/completions with response_format"),
-        "output_config": NotOffered("use /v1/chat/completions with response_format", ({},)),
+        "output_format": NotOffered("use output_config.format"),
+        "diagnostics": NotOffered(
+            "this server keeps no request to compare with", ({}, {"previous_message_id": None})
+        ),
+        "inference_geo": NotOffered("this server does not know where it stands", ("global",)),
+        "speed": NotOffered("this server has one speed", ("standard",)),
+        "billing_policy": NotOffered("this server bills nobody"),
+        "compaction": NotOffered("send the messages that shall be read"),
+        "fallback_credit_token": NotOffered("this server bills nobody"),
+        "fallbacks": NotOffered("this server has one model", ([],)),
+        "thread": NotOffered("this server keeps nothing; send all messages"),
     }
 
     def prompt_fields(self) -> dict[str, Any]:
@@ -113,14 +181,18 @@ class PromptFields(RequestModel):
         if self.thinking is not None:
             thinks = self.thinking.type != "disabled"
             kwargs = {"enable_thinking": thinks, "thinking": thinks}
-        choice = self.tool_choice
+        choice, output = self.tool_choice, self.output_config
+        hides = self.thinking is not None and self.thinking.display == "omitted"
         return {
             "messages": messages,
             "tools": None if self.tools is None else [tool.as_openai() for tool in self.tools],
-            "tool_choice": None if choice is None else choice.as_openai(),
+            "tool_choice": None if choice is None else choice.as_openai(self.tools or ()),
             "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
             "chat_template_kwargs": kwargs | (self.chat_template_kwargs or {}),
             "continue_final_message": goes_on,
+            "reasoning_effort": output and output.effort,
+            "response_format": output and output.response_format(),
+            "include_reasoning": not hides,
         }
 
 

@@ -14,6 +14,7 @@ from minisgl.parsing.interface import (
     ToolCallStart,
 )
 from minisgl.request import FinishReason
+from minisgl.server.usage import Usage
 
 TOOL_CALLS: Final = "tool_calls"
 """Finish reason of an answer that ended by itself and calls tools."""
@@ -41,8 +42,8 @@ class ChoiceReader:
         """Whether every piece of text is content as it comes."""
         return self._create is None
 
-    def read(self, reply: TextReply) -> list[ParserEvent]:
-        """Return what a reply adds to the answer."""
+    def read(self, reply: TextReply, usage: Usage) -> list[ParserEvent]:
+        """Return what a reply adds to the answer; ``usage`` gets the tokens that are reasoning."""
         if self._create is None:
             return [ContentText(reply.text)] if reply.text else []
         if self._parser is None:
@@ -50,14 +51,20 @@ class ChoiceReader:
         events = self._parser.feed(reply.text) if reply.text else []
         if reply.finish_reason is not None:
             events = [*events, *self._parser.finish()]
+        if _only_reasons(events):
+            usage.num_reasoning_tokens += len(reply.token_ids)
         if self._shows_reasoning:
             return events
         return [event for event in events if not isinstance(event, ReasoningText)]
 
     def reason(self, reason: str) -> str:
-        """Return why the answer ended: one that stopped by itself may call tools."""
-        has_calls = self._parser is not None and self._parser.num_tool_calls > 0
-        return TOOL_CALLS if has_calls and reason == FinishReason.STOP else reason
+        """Return why the answer ended: one that stopped by itself may call tools.
+
+        One whose call a stop string has cut does not: nobody could make that call.
+        """
+        parser = self._parser
+        calls = parser is not None and parser.num_tool_calls > 0 and not parser.has_half_calls
+        return TOOL_CALLS if calls and reason == FinishReason.STOP else reason
 
 
 @dataclass(slots=True)
@@ -117,7 +124,7 @@ class ReadAnswer:
         return message
 
 
-def only_reasons(events: Iterable[ParserEvent]) -> bool:
+def _only_reasons(events: Iterable[ParserEvent]) -> bool:
     """Return whether events are reasoning and nothing else."""
     kinds = {type(event) for event in events}
     return kinds == {ReasoningText}

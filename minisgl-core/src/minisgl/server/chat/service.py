@@ -15,6 +15,7 @@ from minisgl.parsing.tool_choice import ToolPlan
 from minisgl.request import SamplingParams
 from minisgl.server.chat.reading import ChoiceReader
 from minisgl.server.client import EngineClient
+from minisgl.server.errors import in_words_of, new_name
 from minisgl.server.fields import RequestParser
 from minisgl.server.generation import Generation
 from minisgl.server.openai.chat_request import ChatRequest
@@ -62,17 +63,23 @@ class ChatService:
         Raises:
             RequestError: fields contradict one another, or one is outside its range.
         """
+        with in_words_of(client_names or {}):
+            return self._start(asked, client_names or {})
+
+    def _start(self, asked: ChatRequest, others: Mapping[str, str]) -> StartedChat:
         asked.check_together()
         self._check_lengths(asked)
         parsers = self.model.parsers
         plan = asked.tool_plan()
         parsers.check(plan)
         params = _with_plan(asked.sampling_params(), plan, shows=parsers.special_tokens(plan))
+        constrained = params.grammar is not None
+        tags = parsers.reasoning_tags(constrained=constrained)
+        params = msgspec.structs.replace(params, reasoning=tags)
         names = asked.engine_names()
-        if plan.grammar() is not None:
-            names["grammar"] = "tool_choice"
-        others = client_names or {}
-        names = {**others, **{key: others.get(name, name) for key, name in names.items()}}
+        if (field := plan.grammar_field()) is not None:
+            names["grammar"] = field
+        names = {**others, **{key: new_name(name, others) for key, name in names.items()}}
         generation = self.client.generate(
             [asked.messages],
             [choice_params(params, number) for number in range(asked.n)],
@@ -86,9 +93,7 @@ class ChatService:
             },
             names=names,
         )
-        constrained = params.grammar is not None
-        reasons = parsers.reasoning is not None and not constrained
-        if plan.mode == "none" and not reasons:
+        if plan.mode == "none" and not parsers.reasons(constrained=constrained):
             return StartedChat(generation, ChoiceReader)
 
         def create(prompt_tail: str) -> AnswerParser:

@@ -12,7 +12,7 @@ from minisgl.parsing.interface import (
     ToolCallArguments,
     ToolCallStart,
 )
-from minisgl.server.chat.reading import ChoiceReader, ReadAnswer, only_reasons
+from minisgl.server.chat.reading import ChoiceReader, ReadAnswer
 from minisgl.server.chunks import TextChunks
 from minisgl.server.openai.answer import Answer, AnswerHead
 from minisgl.server.openai.chat_request import ChatRequest
@@ -60,7 +60,7 @@ class ChatAnswer(Answer):
     def _add(self, index: int, reply: TextReply) -> None:
         choice = self._choices[index]
         self._prompt = self._prompt or reply.prompt
-        choice.answer.add(self._read(choice, reply))
+        choice.answer.add(choice.reader.read(reply, self._usage))
         choice.token_ids += reply.token_ids
         choice.tokens += reply.logprobs
         if reply.finish_reason is not None:
@@ -98,7 +98,7 @@ class ChatAnswer(Answer):
 
     def _content(self, index: int, choice: _Choice, reply: TextReply) -> list[bytes]:
         """Return the chunks that carry what a reply adds to the answer."""
-        events = self._read(choice, reply)
+        events = choice.reader.read(reply, self._usage)
         if not self._sends_more:
             return [
                 self._text_chunk(index, choice, event.text)
@@ -122,12 +122,6 @@ class ChatAnswer(Answer):
             empty = _delta(index, {"content": ""})
             choice.chunks = self._encoder.around_text(empty, "delta", "content")
         return choice.chunks.encode(text)
-
-    def _read(self, choice: _Choice, reply: TextReply) -> list[ParserEvent]:
-        events = choice.reader.read(reply)
-        if not choice.reader.is_plain and only_reasons(events):
-            self._usage.num_reasoning_tokens += len(reply.token_ids)
-        return events
 
     def _prompt_fields(self) -> dict[str, Any]:
         """Return what the request wants to know about its prompt, in vLLM's fields."""

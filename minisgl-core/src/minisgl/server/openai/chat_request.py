@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions``: its fields, and what they ask of the engine."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -9,7 +9,12 @@ from minisgl.errors import RequestError
 from minisgl.parsing.tool_choice import ToolPlan, plan_tools
 from minisgl.request import MAX_LOGPROBS, MAX_WHOLE, SamplingParams
 from minisgl.server.fields import NotOffered
-from minisgl.server.openai.fields import NOT_OFFERED, GenerationFields, documented
+from minisgl.server.openai.fields import (
+    NOT_OFFERED,
+    GenerationFields,
+    ReasoningEffort,
+    documented,
+)
 from minisgl.server.tokens import generation_prompt, message_texts
 
 CHAT_NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
@@ -21,6 +26,7 @@ CHAT_NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "prediction": NotOffered("this server has no predicted outputs"),
     "verbosity": NotOffered("no model here is told how much to say", ("medium",)),
     "web_search_options": NotOffered("this server searches nothing"),
+    "moderation": NotOffered("this server judges no content"),
     "chat_template": NotOffered("a template is a program; the server uses the model's own"),
     "documents": NotOffered("put them into the messages", ([],)),
     "separate_reasoning": NotOffered("reasoning is always apart; see include_reasoning", (True,)),
@@ -62,7 +68,7 @@ class ChatRequest(GenerationFields):
     """Whether the answer shows the model's reasoning, which it has done in any case."""
     continue_final_message: bool = False
     """Leave the last message open: the answer goes on with it."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     """Given to the chat template as ``reasoning_effort``; ``none`` also as ``enable_thinking`` and
     ``thinking``, both false. What a template does not read has no effect."""
 

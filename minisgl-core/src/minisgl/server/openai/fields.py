@@ -34,6 +34,9 @@ from minisgl.server.openai.grammar_fields import GrammarFields
 MAX_CHOICES: Final = 128
 """Most choices of one request, as OpenAI documents for ``n``; a batch has them for each prompt."""
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model shall think; its chat template decides what that means."""
+
 MAX_SEQUENCES: Final = 2048
 """Most prompts times choices of one request."""
 
@@ -142,6 +145,10 @@ class GenerationFields(GrammarFields):
     """A label; without effect."""
     prompt_cache_key: str | None = None
     """Without effect: every prefix is looked up; ``cache_salt`` keeps clients apart."""
+    prompt_cache_options: dict[str, Any] | None = None
+    """Without effect: every prefix is looked up, and kept in memory while there is room."""
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    """Without effect: it bounds how long a prefix is kept, which here is while there is room."""
 
     not_offered: ClassVar[Mapping[str, NotOffered]] = NOT_OFFERED
 

@@ -12,20 +12,24 @@ FLOOR: Final = -9999.0
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Return ``logprobs`` of a chat choice."""
-    content = [
-        {**_entry(token.chosen), "top_logprobs": [_entry(top) for top in token.top]}
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+    """Return ``logprobs`` of a chat choice; tokens without bytes have ``null``."""
+    return {"content": _entries(tokens, no_bytes=None), "refusal": None}
 
 
-def _entry(token: TopLogprob) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": _finite(token.logprob),
-        "bytes": list(token.data) if token.data else None,
-    }
+def response_logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return ``logprobs`` of a response's text, where OpenAI's ``bytes`` are always a list."""
+    return _entries(tokens, no_bytes=[])
+
+
+def _entries(tokens: Sequence[TokenLogprob], *, no_bytes: list[int] | None) -> list[dict[str, Any]]:
+    def entry(token: TopLogprob) -> dict[str, Any]:
+        return {
+            "token": token.text,
+            "logprob": _finite(token.logprob),
+            "bytes": list(token.data) or no_bytes,
+        }
+
+    return [{**entry(one.chosen), "top_logprobs": list(map(entry, one.top))} for one in tokens]
 
 
 class CompletionLogprobs:
@@ -51,12 +55,13 @@ class CompletionLogprobs:
         offsets: list[int] = []
         for token in tokens:
             if token is None:
-                texts.append("" if prompt is None else prompt.first_text)
+                text, data = ("", b"") if prompt is None else (prompt.first_text, prompt.first_data)
+                texts.append(_spelled(text, data))
                 values.append(None)
                 tops.append(None)
-                offsets.append(self._advance(b"" if prompt is None else prompt.first_data))
+                offsets.append(self._advance(data))
                 continue
-            texts.append(token.chosen.text)
+            texts.append(_spelled(token.chosen.text, token.chosen.data))
             values.append(_finite(token.chosen.logprob))
             tops.append(_by_text(token))
             offsets.append(self._advance(token.chosen.data))
@@ -89,14 +94,29 @@ def joined(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _by_text(token: TokenLogprob) -> dict[str, float]:
-    """Return the alternatives by their text; of several with one text, the likeliest counts.
+    """Return the alternatives by their text; the token itself is always among them.
 
-    The token itself is always among them, as OpenAI documents.
+    OpenAI documents it so. Of several with one text the likeliest has it, and the others their ids.
     """
     values: dict[str, float] = {}
+    seen: set[int] = set()
     for top in (*token.top, token.chosen):
-        values.setdefault(top.text, _finite(top.logprob))
+        if top.token_id in seen:
+            continue
+        seen.add(top.token_id)
+        text = _spelled(top.text, top.data)
+        values[f"token_id:{top.token_id}" if text in values else text] = _finite(top.logprob)
     return values
+
+
+def _spelled(text: str, data: bytes) -> str:
+    """Return a token as text, or as OpenAI spells one that is a part of a character."""
+    if "\ufffd" not in text or not data:
+        return text
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def prompt_logprobs(prompt: PromptEcho, num_top: int) -> list[dict[str, Any] | None]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from http import HTTPStatus
 from typing import Any
 
 from minisgl.errors import RequestError
@@ -14,7 +15,7 @@ from minisgl.parsing.interface import (
     ToolCallStart,
 )
 from minisgl.request import FinishReason
-from minisgl.server.chat.reading import ChoiceReader, only_reasons
+from minisgl.server.chat.reading import ChoiceReader
 from minisgl.server.errors import error_body
 from minisgl.server.generation import Generation
 from minisgl.server.responses.items_out import CallItem, Event, OutputItem, TextItem
@@ -88,9 +89,7 @@ class ResponsesAnswer:
         self._usage.add(0, reply)
         if reply.finish_reason is not None:
             self._finish_reason = reply.finish_reason
-        found = self._reader.read(reply)
-        if not self._reader.is_plain and only_reasons(found):
-            self._usage.num_reasoning_tokens += len(reply.token_ids)
+        found = self._reader.read(reply, self._usage)
         self._waiting += reply.logprobs
         events = [event for piece in found for event in self._add(piece)]
         last = self._items[-1] if self._items else None
@@ -141,7 +140,11 @@ class ResponsesAnswer:
     def _failure(self, error: RequestError) -> list[Event]:
         detail = error_body(error)["error"]
         failed = self._response("failed", [])
-        failed["error"] = {"code": detail["code"] or "server_error", "message": detail["message"]}
+        failed["error"] = {
+            "code": _failure_code(error.status),
+            "message": detail["message"],
+            "param": detail["param"],
+        }
         said = {"code": detail["code"], "message": detail["message"], "param": detail["param"]}
         return [("error", said), ("response.failed", {"response": failed})]
 
@@ -165,6 +168,7 @@ class ResponsesAnswer:
             "id": self._id,
             "object": "response",
             "created_at": self._created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
             "error": None,
@@ -176,12 +180,15 @@ class ResponsesAnswer:
             "output": output,
             "parallel_tool_calls": asked.parallel_tool_calls,
             "previous_response_id": None,
+            "prompt_cache_key": asked.prompt_cache_key,
             "reasoning": {"effort": effort, "summary": None},
+            "safety_identifier": asked.safety_identifier,
+            "service_tier": "default",
             "store": False,
             "temperature": asked.temperature,
             "text": text,
             "tool_choice": asked.tool_choice or "auto",
-            "tools": [tool.model_dump() for tool in asked.tools or ()],
+            "tools": [tool.as_sent() for tool in asked.tools or ()],
             "top_logprobs": asked.top_logprobs,
             "top_p": asked.top_p,
             "truncation": "disabled",
@@ -189,10 +196,20 @@ class ResponsesAnswer:
             if status in {"in_progress", "failed"}
             else {
                 "input_tokens": usage.num_prompt_tokens,
-                "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+                "input_tokens_details": {
+                    "cached_tokens": usage.num_cached_tokens,
+                    "cache_write_tokens": 0,
+                },
                 "output_tokens": usage.num_completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
                 "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
             },
             "user": asked.user,
         }
+
+
+def _failure_code(status: int) -> str:
+    """Return OpenAI's word for what failed: a response knows fewer than HTTP does."""
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_exceeded"
+    return "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"

@@ -27,8 +27,9 @@ def chat_messages(
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
     for number, item in enumerate(given):
-        where = f"input.{number}"
-        kind = item.get("type", "message")
+        where = f"input[{number}]"
+        kind = item.get("type")
+        kind = "message" if kind is None else kind
         if kind == "message":
             _add_message(messages, item, where)
         elif kind == "function_call":
@@ -103,7 +104,7 @@ def _text(content: Any, where: str) -> str:
         )
     texts: list[str] = []
     for number, part in enumerate(content):
-        place = f"{where}.{number}"
+        place = f"{where}[{number}]"
         kind = part.get("type") if isinstance(part, dict) else None
         name = "refusal" if kind == "refusal" else "text"
         if kind != "refusal" and kind not in TEXT_PARTS:

@@ -7,7 +7,7 @@ from typing import Any
 
 from minisgl.message import TokenLogprob
 from minisgl.parsing.interface import ToolCallStart
-from minisgl.server.openai.logprobs import chat_logprobs
+from minisgl.server.openai.logprobs import response_logprobs
 
 Event = tuple[str, dict[str, Any]]
 """Its type, and its fields beside ``sequence_number``."""
@@ -70,7 +70,7 @@ class TextItem(OutputItem):
 
     def take_logprobs(self, tokens: Sequence[TokenLogprob]) -> None:
         """Add the log-probabilities of the next tokens."""
-        found = chat_logprobs(tokens)["content"]
+        found = response_logprobs(tokens)
         self._logprobs += found
         self._unsent += found
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from minisgl.errors import RequestError
 from minisgl.request import (
     MAX_CACHE_SALT,
     MAX_LOGPROBS,
@@ -15,25 +16,40 @@ from minisgl.request import (
 )
 from minisgl.server.chat.convert import chat_request
 from minisgl.server.errors import in_words_of
-from minisgl.server.fields import Nested, NotOffered, RequestModel, Timeout
+from minisgl.server.fields import Nested, NotOffered, RequestModel, Timeout, shortened
 from minisgl.server.openai.chat_request import ChatRequest
-from minisgl.server.openai.fields import documented
+from minisgl.server.openai.fields import ReasoningEffort, documented
 from minisgl.server.responses.items import chat_messages
 
 CLIENT_NAMES: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
-    "response_format": "text",
+    "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tools[].function": "tools[]",
+    "tool_choice.function": "tool_choice",
+    "tool_choice.allowed_tools": "tool_choice",
+    "tool_choice.allowed_tools.tools[].function": "tool_choice.tools[]",
 }
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
-class FunctionTool(BaseModel):
-    """A function that the model may call."""
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""All that OpenAI knows: what no answer of this server holds has nothing to include."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+class FunctionTool(Nested):
+    """A function that the model may call."""
 
     type: Literal["function"]
     """Only tools that the client runs; this server runs none."""
@@ -45,11 +61,31 @@ class FunctionTool(BaseModel):
     """JSON Schema of its arguments."""
     strict: bool | None = None
     """Kept for the answer; a call that is required is always held to its schema."""
+    output_schema: dict[str, Any] | None = None
+    """Kept for the answer; no chat template shows it."""
+    defer_loading: Annotated[
+        Any, NotOffered("every tool is shown to the model from the beginning", (False,))
+    ] = None
+    allowed_callers: Annotated[
+        Any, NotOffered("this server runs no tools that could call others", (["direct"], []))
+    ] = None
+    is_async: Annotated[
+        Any,
+        NotOffered("an answer waits for no tool", (False,)),
+        Field(alias="async"),
+    ] = None
 
     def as_chat(self) -> dict[str, Any]:
         """Return the tool as ``/v1/chat/completions`` takes it."""
-        fields = self.model_dump(exclude_none=True)
-        return {"type": fields.pop("type"), "function": fields}
+        named = {"name", "description", "parameters", "strict"}
+        fields = self.model_dump(include=named, exclude_none=True)
+        return {"type": self.type, "function": fields}
+
+    def as_sent(self) -> dict[str, Any]:
+        """Return the tool as the answer repeats it."""
+        asked = {"name", "description", "parameters", "strict", "type"}
+        more = {} if self.output_schema is None else {"output_schema": self.output_schema}
+        return {**self.model_dump(include=asked), **more}
 
 
 class JsonSchemaText(Nested):
@@ -95,8 +131,12 @@ class TextOptions(Nested):
 class ReasoningOptions(Nested):
     """``reasoning``."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: ReasoningEffort | None = None
     """As ``reasoning_effort`` of ``/v1/chat/completions``."""
+    context: Annotated[
+        Any, NotOffered("the chat template decides which reasoning it shows", ("auto",))
+    ] = None
+    mode: Annotated[Any, NotOffered("there is one mode", ("standard",))] = None
     summary: str | None = None
     """Without effect: reasoning is always shown as it is."""
     generate_summary: str | None = None
@@ -118,11 +158,14 @@ class ResponsesRequest(RequestModel):
         "conversation": NotOffered("this server keeps nothing; send the whole input"),
         "background": NotOffered("this server keeps nothing", (False,)),
         "prompt": NotOffered("this server has no stored prompts"),
-        "prompt_cache_retention": NotOffered("the prefix cache keeps what fits"),
         "max_tool_calls": NotOffered("it counts tools that the server runs, and it runs none"),
         "truncation": NotOffered("send the input as it shall be read", ("disabled",)),
         "context_management": NotOffered("send the input as it shall be read", ([],)),
         "n": NotOffered("a response is one answer", (1,)),
+        "background_options": NotOffered("this server keeps nothing"),
+        "access_programs": NotOffered("this server has none"),
+        "image": NotOffered("answers are text"),
+        "moderation": NotOffered("this server judges no content"),
     }
 
     input: Annotated[str | list[dict[str, Any]], Field(min_length=1)]
@@ -140,17 +183,17 @@ class ResponsesRequest(RequestModel):
     tools: list[FunctionTool] | None = None
     """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
-    """``auto``, ``none``, ``required``, or ``{"type": "function", "name": ...}``."""
+    """``auto``, ``none``, ``required``, ``{"type": "function", "name": ...}``, or
+    ``{"type": "allowed_tools", "mode": ..., "tools": [...]}``."""
     parallel_tool_calls: bool = True
     """Whether an answer may hold several calls."""
     text: TextOptions | None = None
     """What the text must look like."""
     reasoning: ReasoningOptions | None = None
     """How much the model thinks, where its template can tell it so."""
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
-        None
-    )
-    """Log-probabilities of the text; encrypted reasoning is left out: reasoning is always plain."""
+    include: list[Includable] | None = None
+    """Log-probabilities of the text. Encrypted reasoning is left out: reasoning is always plain;
+    and what else there is belongs to pictures, and to tools that this server does not run."""
     top_logprobs: Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)] = 0
     """Alternatives of each token; needs ``include``."""
     stream: bool = False
@@ -183,6 +226,10 @@ class ResponsesRequest(RequestModel):
     """A label; without effect."""
     prompt_cache_key: str | None = None
     """Without effect: every prefix is looked up; ``cache_salt`` keeps clients apart."""
+    prompt_cache_options: dict[str, Any] | None = None
+    """Without effect: every prefix is looked up, and kept in memory while there is room."""
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    """Without effect: it bounds how long a prefix is kept, which here is while there is room."""
 
     @property
     def wants_logprobs(self) -> bool:
@@ -195,9 +242,11 @@ class ResponsesRequest(RequestModel):
         Raises:
             RequestError: a field is wrong; ``param`` is its name here.
         """
-        choice = self.tool_choice
-        if isinstance(choice, dict) and choice.get("type") == "function":
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        if self.top_logprobs and not self.wants_logprobs:
+            raise RequestError(
+                f"top_logprobs={self.top_logprobs} needs {LOGPROBS!r} in include",
+                param="top_logprobs",
+            )
         with in_words_of(CLIENT_NAMES):
             chat = chat_request(
                 {
@@ -209,7 +258,7 @@ class ResponsesRequest(RequestModel):
                     "min_p": self.min_p,
                     "seed": self.seed,
                     "tools": None if self.tools is None else [t.as_chat() for t in self.tools],
-                    "tool_choice": choice,
+                    "tool_choice": _chat_choice(self.tool_choice),
                     "parallel_tool_calls": self.parallel_tool_calls,
                     "response_format": self.text and self.text.response_format(),
                     "reasoning_effort": self.reasoning and self.reasoning.effort,
@@ -225,3 +274,42 @@ class ResponsesRequest(RequestModel):
             chat.check_together()
             chat.sampling_params()  # here its errors still get the client's names
             return chat
+
+
+def _chat_choice(choice: Any) -> Any:
+    """Return ``tool_choice`` as ``/v1/chat/completions`` takes it.
+
+    Raises:
+        RequestError: it is about a tool that this server does not know.
+    """
+    if not isinstance(choice, Mapping):
+        return choice
+    match choice.get("type"):
+        case "function":
+            return {"type": "function", "function": {"name": choice.get("name")}}
+        case "allowed_tools":
+            return {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": choice.get("mode", "auto"),
+                    "tools": _chat_references(choice.get("tools")),
+                },
+            }
+        case kind:
+            raise RequestError(
+                f"tool_choice.type must be 'function' or 'allowed_tools', got {shortened(kind)}: "
+                "this server runs no tools of its own",
+                param="tool_choice.type",
+            )
+
+
+def _chat_references(tools: Any) -> Any:
+    """Return references to functions in the form of a chat; what is none stays as it is."""
+    if not isinstance(tools, list):
+        return tools
+    return [
+        {"type": tool.get("type", "function"), "function": {"name": tool.get("name")}}
+        if isinstance(tool, Mapping)
+        else tool
+        for tool in tools
+    ]
