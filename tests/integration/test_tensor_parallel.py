@@ -24,7 +24,7 @@ from support.reference import Reference, Tally, greedy
 from support.server_process import wait_for
 from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, write_tiny_model
 
-MAX_TOKENS = 20
+MAX_TOKENS = 12
 # 263 tokens, 8 attention heads and 2 KV heads: on 4 ranks the vocabulary is padded and KV heads
 # are replicated. Sizes that no number of ranks divides, and biases wherever a model can have them:
 UNEVEN: dict[str, dict[str, Any]] = {
