@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
+from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.attention.triton_backend import TritonAttentionBackend
 from minisgl.engine.engine import Engine
@@ -41,6 +42,31 @@ class TestFloat32(Triton):
     page_sizes = (16,)
     groups = (2,)
     head_dims = (64,)
+
+
+class Paired(Triton):
+    """Two backends behind one: each phase's launches, recorded ones too, are the right one's."""
+
+    dtype = torch.bfloat16
+    page_sizes = (16,)
+    groups = (2, 5)
+    head_dims = (128,)
+
+    def others(self, context: AttentionContext) -> AttentionBackend:
+        create = pytest.importorskip("minisgl_attn_flashinfer.create").create_backend
+        settings = pytest.importorskip("minisgl_attn_flashinfer.settings").FlashInferSettings()
+        backend: AttentionBackend = create(context, settings)
+        return backend
+
+
+class TestBehindFlashInfersPrefill(Paired):
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        return HybridBackend(self.others(context), TritonAttentionBackend(context))
+
+
+class TestBeforeFlashInfersDecode(Paired):
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        return HybridBackend(TritonAttentionBackend(context), self.others(context))
 
 
 def test_decode_is_recorded_without_another_package(tmp_path: Path) -> None:
