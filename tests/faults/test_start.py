@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from minisgl import LLM
+from minisgl.errors import ModelLoadError
 from support.patience import FOR_EVER, PATIENCE
 from support.server_process import can_bind, running_server, session_members, wait_for
 from support.tiny_models import write_tiny_model
@@ -52,30 +54,43 @@ def strange_shape(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 4096}))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("spoil", "code", "words"),
-    [
-        (cut_weights, 4, [".safetensors"]),
-        (no_weights, 4, ["weights"]),
-        (garbled_weights, 4, [".safetensors"]),
-        (pickled_weights, 4, ["pickled weights", "convert"]),
-        (garbled_tokenizer, 4, ["tokenizer"]),
-        (garbled_config, 4, ["config.json"]),
-        (strange_shape, 4, ["shape"]),
-    ],
-)
-def test_a_model_that_cannot_be_loaded(
-    tmp_path: Path, spoil: Callable[[Path], None], code: int, words: list[str]
+SPOILED: dict[Callable[[Path], None], list[str]] = {
+    cut_weights: [".safetensors"],
+    no_weights: ["weights"],
+    garbled_weights: [".safetensors"],
+    pickled_weights: ["pickled weights", "convert"],
+    garbled_tokenizer: ["tokenizer"],
+    garbled_config: ["config.json"],
+    strange_shape: ["shape"],
+}
+"""Ways to spoil a folder, and the words that the message has then."""
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_what_is_wrong_with_a_model_is_said_in_one_line(
+    tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     """Public case R118: the message names the folder, and the file where it is one."""
     folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
     spoil(folder)
+    with pytest.raises(ModelLoadError) as caught:
+        LLM(str(folder), progress=False)
+    [line] = str(caught.value).splitlines()
+    assert str(folder) in line
+    assert all(word in line for word in SPOILED[spoil]), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [cut_weights, garbled_tokenizer])
+def test_a_model_that_cannot_be_loaded(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    """Public case R118, in the scheduler's process and in those of text."""
+    folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
+    spoil(folder)
     with running_server(folder, tmp_path, real_engine=True, real_text=True) as server:
-        assert server.wait() == code
+        assert server.wait() == ModelLoadError.exit_code == 4
         [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
         assert str(folder) in line
-        assert all(word in line for word in words), line
+        assert all(word in line for word in SPOILED[spoil]), line
         assert "Traceback" not in server.stderr
         wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
         assert can_bind(server.port)

@@ -207,7 +207,7 @@ def _bits(tokens: list[int]) -> npt.NDArray[np.int32]:
 def _noted_logits(engine: Engine) -> Iterator[list[torch.Tensor]]:
     """Keep a copy of what each launch's rows are drawn from, recorded or not."""
     noted: list[torch.Tensor] = []
-    model, graphs = engine._model, engine.graphs
+    model, graphs, prefills = engine._model, engine.graphs, engine.prefill_graphs
 
     class Noting:
         """The model, of which a runner of graphs has its own reference."""
@@ -228,6 +228,15 @@ def _noted_logits(engine: Engine) -> Iterator[list[torch.Tensor]]:
             return logits, tokens
 
         graphs.replay = replaying  # type: ignore[method-assign,assignment]
+    if prefills is not None:
+        run = prefills.run
+
+        def running(batch: Batch) -> torch.Tensor:
+            logits = run(batch)
+            noted.append(logits.float().clone())
+            return logits
+
+        prefills.run = running  # type: ignore[method-assign]
     try:
         yield noted
     finally:
@@ -235,3 +244,5 @@ def _noted_logits(engine: Engine) -> Iterator[list[torch.Tensor]]:
         engine._model = model
         if graphs is not None:
             del graphs.replay
+        if prefills is not None:
+            del prefills.run

@@ -1,5 +1,6 @@
-"""Recorded decode steps without a GPU: what would be a graph is run again as it is."""
+"""Recorded steps without a GPU: what would be a graph is run again as it is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -8,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl.attention.batch import Batch
 from minisgl.attention.interface import AttentionContext, AttentionLayerSpec
+from minisgl.attention.split import SplitBackend
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.engine.engine import Engine
 from minisgl.engine.graph_runner import GraphRunner, Replay, Step
+from minisgl.engine.prefill_graphs import PrefillGraphs
 from minisgl.engine.row_state import RowState
 from minisgl.layers.context import BuildContext
 from minisgl.models.interface import BaseLLMModel
@@ -73,6 +77,90 @@ class ReplayableBackend(TorchAttentionBackend):
     ) -> torch.Tensor:
         inner = plan.inner if isinstance(plan, _Plan) else plan
         return super().attend(q, layer, inner, new_kv)
+
+
+class _Operations(TorchDispatchMode):
+    """Notes every operation of torch, with the tensors that it read and returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "empty" not in func.__name__:  # what is in there has been written by somebody else
+            self.noted.append((func, args, kwargs or {}, result))
+        return result
+
+    def run(self) -> None:
+        """Do all of it again, into the same tensors."""
+        for func, args, kwargs, result in self.noted:
+            again = func(*args, **kwargs)
+            if isinstance(result, torch.Tensor) and again is not result:
+                if again.shape != result.shape:
+                    result.resize_(again.shape)
+                result.copy_(again)
+            elif isinstance(result, (list, tuple)):
+                for one, other in zip(result, again, strict=True):
+                    one.copy_(other)
+
+
+class EagerPieces:
+    """Runs the operations of a recorded piece again: no Python of the model runs, as in a graph."""
+
+    def __init__(self) -> None:
+        self.num_pieces = self.num_replays = self.num_given_up = 0
+        self._begun: _Operations | None = None
+
+    def begin(self) -> None:
+        assert self._begun is None, "one piece at a time"
+        self._begun = _Operations()
+        self._begun.__enter__()
+
+    def end(self) -> Callable[[], None]:
+        operations, self._begun = self._begun, None
+        assert operations is not None
+        operations.__exit__(None, None, None)
+        self.num_pieces += 1
+
+        def replay() -> None:
+            self.num_replays += 1
+            operations.run()
+
+        return replay
+
+    def give_up(self) -> None:
+        self.num_given_up += 1
+        if self._begun is not None:
+            self._begun.__exit__(None, None, None)
+            self._begun = None
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+def replay_prefills(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> EagerPieces:
+    """Make every engine built from now on replay prefills of up to ``max(sizes)`` tokens."""
+    recorder = EagerPieces()
+
+    def make_prefill_graphs(
+        settings: Settings, model: BaseLLMModel, context: BuildContext, *, engine: Engine
+    ) -> PrefillGraphs:
+        return PrefillGraphs(model, context.attention, sizes, context.device, recorder)
+
+    def split(context: AttentionContext) -> SplitBackend:
+        return SplitBackend(backend(context))
+
+    replay_decode_steps(monkeypatch, [1, 2, 4, 8])
+    backend = ReplayableBackend
+    monkeypatch.setattr("minisgl.bootstrap.engine.make_prefill_graphs", make_prefill_graphs)
+    monkeypatch.setattr("minisgl.attention.torch_backend.TorchAttentionBackend", split)
+    return recorder
 
 
 def replay_decode_steps(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> EagerRecorder:

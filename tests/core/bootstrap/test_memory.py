@@ -159,6 +159,21 @@ def test_a_step_that_runs_out_of_memory_names_its_size_and_the_settings(
         pytest.fail("nothing is sized after that")
 
 
+class Prefills:
+    """Recorded prefills, and how they are given back."""
+
+    def __init__(self, card: "Card") -> None:
+        self._card = card
+        self.forgotten = False
+
+    def record(self, progress: Any) -> None:
+        self._card.allocated += GIB // 4
+
+    def forget(self) -> None:
+        self._card.allocated -= GIB // 4
+        self.forgotten = True
+
+
 class Card:
     """Memory of a device: what is allocated, by whom, in bytes."""
 
@@ -178,6 +193,8 @@ class Card:
             monkeypatch.setattr(torch.cuda, name, function)
         monkeypatch.setattr(memory, "Engine", lambda *_: self)
         monkeypatch.setattr(memory, "make_runner", lambda *_, **__: self)
+        self.prefills = Prefills(self)
+        monkeypatch.setattr(memory, "make_prefill_graphs", self.make_prefill_graphs)
         monkeypatch.setattr(memory, "measure", self.measure)
 
     def measure(self, device: torch.device) -> DeviceMemory:
@@ -188,6 +205,10 @@ class Card:
         assert filtered, "that takes most"
         self.warmed_up.append((num_tokens, controlled))
         self.peak = self.allocated + 2 * GIB
+
+    def make_prefill_graphs(self, *_: Any, largest_only: bool) -> "Prefills":
+        assert largest_only
+        return self.prefills
 
     def on_stream(self) -> Any:
         return torch.inference_mode()
@@ -207,12 +228,14 @@ def test_the_largest_steps_are_measured_and_graphs_held_meanwhile(
     settings = settings_for(max_prefill_tokens=777)
     with rehearsed(settings, model, context, info_of(20)) as needs:
         assert needs == Needs(
-            activations=2 * GIB, graphs=GIB // 2, controls=control_bytes(20, 263, 1)
+            activations=2 * GIB, graphs=3 * GIB // 4, controls=control_bytes(20, 263, 1)
         )
         assert card.warmed_up == [(777, False), (777, True)]
         assert context.kv_pool.num_pages == 2
         assert not card.forgotten, "the caller measures the device now"
+        assert not card.prefills.forgotten
     assert card.forgotten
+    assert card.prefills.forgotten
 
 
 def test_nothing_is_tried_out_on_a_cpu(model: BaseLLMModel, context: BuildContext) -> None:

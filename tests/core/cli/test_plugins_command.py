@@ -11,7 +11,9 @@ from support.tiny_models import write_tiny_model
 
 @pytest.fixture
 def site(plugin_site):
-    code = plugin_code.attention(devices=("cuda",), min_compute_capability=(9, 0))
+    code = plugin_code.attention(
+        answer="Supported(11, 11)", devices=("cuda",), min_compute_capability=(9, 0)
+    )
     plugin_site.add("acme-attn", code)
     return plugin_site
 

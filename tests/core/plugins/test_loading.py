@@ -224,7 +224,7 @@ def test_broken_plugins_leave_the_healthy_ones_alone(plugin_site, caplog):
     plugin_site.add("zebra", plugin_code.attention("zebra"))
     host = plugin_site.load()
     assert [f.stage for f in host.failures] == ["import", "records", "register", "version"]
-    assert host.attention.names == ["acme", "torch", "zebra"]
+    assert host.attention.names == ["acme", "torch", "triton", "zebra"]
     statuses = {info.distribution: info.status for info in host.plugins}
     assert statuses["broken-record"] == "failed"
     assert statuses["zebra"] == "active"
@@ -251,7 +251,7 @@ def test_a_failed_plugin_offers_nothing(plugin_site):
     plugin_site.add("acme-attn", code)
     host = plugin_site.load()
     assert only_failure(host).stage == "records"
-    assert host.attention.names == ["torch"]
+    assert host.attention.names == ["torch", "triton"]
 
 
 def test_generators_become_tuples(plugin_site):
@@ -274,7 +274,7 @@ def test_strict_mode_lists_every_failure(plugin_site):
 
 def test_strict_mode_passes_without_failures(plugin_site):
     plugin_site.add("acme-attn", plugin_code.attention())
-    assert plugin_site.load(strict=True).attention.names == ["acme", "torch"]
+    assert plugin_site.load(strict=True).attention.names == ["acme", "torch", "triton"]
 
 
 def test_a_disabled_plugin_is_not_imported(plugin_site):

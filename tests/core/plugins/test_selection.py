@@ -132,7 +132,9 @@ def test_capabilities_are_checked_before_the_probe(plugin_site, capabilities, ch
 
 
 def test_a_gpu_that_is_good_enough_is_taken(plugin_site):
-    plugin_site.add("acme", plugin_code.attention(min_compute_capability=(8, 0)))
+    plugin_site.add(
+        "acme", plugin_code.attention(answer="Supported(11, 11)", min_compute_capability=(8, 0))
+    )
     found = query(device="cuda", compute_capability=(10, 0))
     assert names(select_attention(plugin_site.load(), found)) == ("acme", "acme")
 
@@ -165,7 +167,7 @@ def test_unknown_name_cites_the_nearest_and_the_failed_and_disabled_plugins(plug
     with pytest.raises(UnknownBackendError) as caught:
         select_attention(host, query(), "trch")
     assert str(caught.value) == (
-        "attention.backend='trch' is not installed. Installed: torch. Nearest: 'torch'."
+        "attention.backend='trch' is not installed. Installed: torch, triton. Nearest: 'torch'."
         " Failed to load: acme-attn 1.0 (import: No module named 'nothing_so_called')."
         " Disabled: other."
     )
@@ -253,7 +255,7 @@ def test_options_are_validated_by_the_backend_s_settings_class(plugin_site):
         ({"acme": {"width": "x"}}, "backend_options.acme.width='x' must be a valid integer"),
         (
             {"acmee": {"width": 1}},
-            "acme, mha, naive, radix, torch, xgrammar. Nearest: 'acme'.",
+            "acme, mha, naive, radix, torch, triton, xgrammar. Nearest: 'acme'.",
         ),
         ({"radix": {"a": 1}}, "Unknown option 'backend_options.radix.a'. radix has: none."),
         ({"acme": {}, "acme-attn:acme": {}}, "both set options of acme-attn:acme. Keep one."),

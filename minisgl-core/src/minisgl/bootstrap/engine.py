@@ -10,7 +10,14 @@ import torch
 
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
-from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed, step_tokens
+from minisgl.attention.split import SplitBackend
+from minisgl.bootstrap.memory import (
+    make_prefill_graphs,
+    make_runner,
+    plan_pool,
+    rehearsed,
+    step_tokens,
+)
 from minisgl.distributed.communicator import Communicator, SingleCommunicator
 from minisgl.engine.engine import Engine
 from minisgl.engine.info import EngineInfo
@@ -94,6 +101,8 @@ def build_engine(
         )
     ops, jit = select_ops(host, site.query), JitLoader(site.device)
     attention = _create_attention(site, pool, chosen, ops, jit)
+    if site.device.type == "cuda":
+        attention = SplitBackend(attention)  # for prefills that are recorded
     moe, moe_rows = _create_moe(site, jit)
     log_decisions([*site.model.table, *chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
     if site.model.warning:
@@ -355,6 +364,11 @@ def _warm_up(
     engine.record_graphs(
         runner, lambda sizes: progress_bar(sizes, "Recording CUDA graphs", show=progress)
     )
+    prefills = make_prefill_graphs(settings, model, context, engine=engine)
+    if prefills is not None:
+        engine.record_prefills(
+            prefills, lambda sizes: progress_bar(sizes, "Recording prefills", show=progress)
+        )
 
 
 def _engine_info(site: Site, *, mixed: bool) -> EngineInfo:

@@ -17,6 +17,7 @@ from minisgl.engine.engine import Engine
 from minisgl.engine.graph_runner import GraphRunner, graph_sizes
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.memory_plan import MemoryPlan, Needs, measure, plan_memory
+from minisgl.engine.prefill_graphs import PrefillGraphs, prefill_sizes
 from minisgl.errors import DoesNotFitError
 from minisgl.kernel import rows
 from minisgl.kvcache.interface import KVCachePool
@@ -28,6 +29,13 @@ logger = logging.getLogger(__name__)
 
 _STEP_TOKENS_ON_CPU, _STEP_TOKENS_ON_GPU = 2048, 8192
 """Token budgets of a step where none is set: what keeps the device busy, and no more."""
+
+
+_MOST_GRAPH_TOKENS = 1024
+"""Of a prefill that is recorded where no setting says it: padding then costs more than launches."""
+
+_LEAST_OVERHANG = 1.2
+"""A prefill that ends later than this many times its launching is the device's to hurry."""
 
 
 def plan_pool(
@@ -123,9 +131,13 @@ def rehearsed(
         torch.cuda.empty_cache()
         free = measure(context.device).free
         runner = make_runner(settings, model, context, engine, rehearsal=True)
+        prefills = None
         if runner is not None:
+            prefills = make_prefill_graphs(settings, model, context, largest_only=True)
             with torch.inference_mode(), engine.on_stream():
                 runner.record_largest()
+                if prefills is not None:
+                    prefills.record(lambda sizes: sizes)
             torch.cuda.synchronize(context.device)
             torch.cuda.empty_cache()
     except torch.OutOfMemoryError as error:
@@ -139,7 +151,9 @@ def rehearsed(
     yield Needs(activations=activations, graphs=graphs, controls=controls)
     if runner is not None:
         runner.forget()
-    del engine, runner
+    if prefills is not None:
+        prefills.forget()
+    del engine, runner, prefills
     torch.cuda.empty_cache()
 
 
@@ -168,6 +182,47 @@ def make_runner(
             logger.log(level, "decode runs without CUDA graphs, which is slower: %s", reason)
         return None
     return GraphRunner(model, context.attention, engine.state, graph_sizes(max_rows))
+
+
+def make_prefill_graphs(
+    settings: Settings,
+    model: BaseLLMModel,
+    context: BuildContext,
+    *,
+    engine: Engine | None = None,
+    largest_only: bool = False,
+) -> PrefillGraphs | None:
+    """Return what records prefills of few tokens, for whom decode graphs can be recorded.
+
+    Args:
+        settings: everything.
+        model: loaded.
+        context: the model's surroundings.
+        engine: measures up to which size graphs pay, unless the settings say it.
+        largest_only: only the largest size, to see how much memory it takes.
+    """
+    wanted = settings.engine.prefill_graph_max_tokens
+    most = step_tokens(settings, context.device)
+    most = min(_MOST_GRAPH_TOKENS, most) if wanted is None else min(wanted, most)
+    if context.device.type != "cuda" or not most:
+        return None
+    sizes = [most] if largest_only else prefill_sizes(most)
+    if wanted is None and engine is not None:
+        while sizes and not _launching_takes_longer(engine, sizes[-1]):
+            sizes.pop()
+    if not sizes:
+        return None
+    return PrefillGraphs(model, context.attention, sizes, context.device)
+
+
+def _launching_takes_longer(engine: Engine, num_tokens: int) -> bool:
+    """Whether the host is still launching a prefill when the device has computed most of it."""
+    rows = -(-num_tokens // engine.info.max_seq_len)
+    engine.warm_up(num_tokens, most_rows=rows)
+    prefilled = min(
+        (engine.warm_up(num_tokens, most_rows=rows) for _ in range(3)), key=lambda one: one.done
+    )
+    return prefilled.done < prefilled.launched * _LEAST_OVERHANG
 
 
 def _no_graphs(model: BaseLLMModel, context: BuildContext) -> str | None:

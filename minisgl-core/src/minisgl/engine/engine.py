@@ -1,7 +1,9 @@
 """One device's engine: applies plans to its row state, runs the model, samples."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -20,6 +22,7 @@ from minisgl.engine.logits import LogitsProcessing, SampledRows
 from minisgl.engine.logits_bound import max_scored_tokens
 from minisgl.engine.plan import CHUNK, NO_CONTROLS, ROW_PARAMS, BatchPlan, IntArray
 from minisgl.engine.plan_codec import PlanLayout, decode_plan
+from minisgl.engine.prefill_graphs import PrefillGraphs
 from minisgl.engine.reports import NO_REPORTS, StepReports
 from minisgl.engine.row_state import DeviceChunks, RowState
 from minisgl.engine.sampler import SamplingTensors, sample
@@ -59,6 +62,14 @@ class StepHandle:
         return NO_REPORTS if self._reports is None else self._reports.arrays()
 
 
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Seconds until the host had launched a prefill, and until its tokens were there."""
+
+    launched: float
+    done: float
+
+
 class Engine:
     """Launches steps in the order of their plans.
 
@@ -83,6 +94,7 @@ class Engine:
     ) -> None:
         self.info = info
         self.graphs: GraphRunner | None = None
+        self.prefill_graphs: PrefillGraphs | None = None
         self.state = RowState(
             info.max_running_requests, info.max_seq_len, info.page_size, device, ops
         )
@@ -139,8 +151,13 @@ class Engine:
         """There is nothing to stop: the engine lives in this process."""
 
     def warm_up(
-        self, num_tokens: int = 1, *, filtered: bool = False, controlled: bool = False
-    ) -> None:
+        self,
+        num_tokens: int = 1,
+        *,
+        most_rows: int | None = None,
+        filtered: bool = False,
+        controlled: bool = False,
+    ) -> Prefilled:
         """Prefill tokens in as many rows as can be, then decode: no request pays for first times.
 
         The rows are greedy and sampled in turns, and one has a mask. K and V go to the dummy page:
@@ -148,11 +165,13 @@ class Engine:
 
         Args:
             num_tokens: of all rows together.
+            most_rows: that they are spread over; by default, as many as run at once.
             filtered: all rows are sampled, with filters.
             controlled: the rows ask for all that can be asked for beyond sampling; the last one of
                 several for nothing.
         """
-        info, num_rows = self.info, min(self.info.max_running_requests, num_tokens)
+        info = self.info
+        num_rows = min(info.max_running_requests, num_tokens, most_rows or num_tokens)
         added = np.zeros(num_rows, dtype=ROW_PARAMS)
         added["row"] = np.arange(num_rows)
         added["temperature"] = 1 if filtered else added["row"] % 2
@@ -174,12 +193,17 @@ class Engine:
             mask_rows=np.zeros(1, dtype=np.int32),
             masks=np.full((1, -(-info.vocab_size // 32)), -1, dtype=np.int32),
         )
-        self.forward_batch(plan).tokens()
+        began = time.perf_counter()
+        handle = self.forward_batch(plan)
+        launched = time.perf_counter()
+        handle.tokens()
+        prefilled = Prefilled(launched - began, time.perf_counter() - began)
         if max(lengths) < info.max_seq_len:
             order = added["row"].copy()
             plan = BatchPlan(number=1, decode_rows=order, num_decode_rows=num_rows)
             self.forward_batch(plan).tokens()
         self._forget_rows()
+        return prefilled
 
     def _forget_rows(self) -> None:
         """Make everything as if no plan had come."""
@@ -201,6 +225,14 @@ class Engine:
         with torch.inference_mode(), self.on_stream():
             runner.record(progress)
         self.graphs = runner
+
+    def record_prefills(
+        self, graphs: PrefillGraphs, progress: Callable[[Sequence[int]], Iterable[int]]
+    ) -> None:
+        """Record prefills of few tokens; from now on they are replayed."""
+        with torch.inference_mode(), self.on_stream():
+            graphs.record(progress)
+        self.prefill_graphs = graphs
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -267,7 +299,10 @@ class Engine:
             assert batch.sample_indices is not None, "a launch with chunks names its rows"
             batch.sample_indices = torch.cat((batch.sample_indices, self._upload(indices)))
         batch.plan = self._attention.plan(batch, slot)
-        logits = self._model.forward(batch)
+        if self.prefill_graphs is not None and self.prefill_graphs.fits(batch):
+            logits = self.prefill_graphs.run(batch)
+        else:
+            logits = self._model.forward(batch)
         if chunks:
             self._processing.score(logits[launch.num_sampled :], chunks)
             logits = logits[: launch.num_sampled]

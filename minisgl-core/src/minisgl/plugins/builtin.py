@@ -58,6 +58,8 @@ def _load_onednn_linear() -> Callable[..., Any]:
     return onednn.linear
 
 
+_MOST_TRITON_HEAD_DIM = 256
+
 _TRITON_PRODUCTS = {
     "linear": "Matrix products of up to 128 rows; cuBLAS for the others",
     "linear_parts": "The same in parts, where one has too few tiles",
@@ -170,10 +172,41 @@ def _create_xgrammar(context: "GrammarContext", settings: XGrammarSettings) -> "
     return XGrammarBackend(context, settings.max_whitespace)
 
 
+def _probe_triton_attention(query: BackendQuery) -> Supported | Unsupported:
+    answer = _probe_triton(query)
+    if isinstance(answer, Supported) and query.head_dim > _MOST_TRITON_HEAD_DIM:
+        most = _MOST_TRITON_HEAD_DIM
+        return Unsupported(f"needs head dims of up to {most}, the model has {query.head_dim}")
+    return answer
+
+
+def _create_triton_attention(
+    context: "AttentionContext",
+    settings: NoSettings,  # noqa: ARG001
+) -> "AttentionBackend":
+    from minisgl.attention.triton_backend import TritonAttentionBackend
+
+    return TritonAttentionBackend(context)
+
+
 @hookimpl
 def minisgl_attention_backends() -> Iterable[AttentionBackendRecord[Any]]:
-    """Offer the torch reference: any device, dtype, page size and head dim."""
+    """Offer Triton kernels for GPUs, and the torch reference for all else."""
     return [
+        AttentionBackendRecord(
+            name="triton",
+            summary="Triton kernels for any NVIDIA GPU, without another package",
+            settings_type=NoSettings,
+            probe=_probe_triton_attention,
+            create=_create_triton_attention,
+            capabilities=Capabilities(
+                devices=("cuda",),
+                cuda_graphs=True,
+                mixed_batches=True,
+                sliding_window=True,
+                logit_soft_cap=True,
+            ),
+        ),
         AttentionBackendRecord(
             name="torch",
             summary="Reference in plain torch, for any device",
@@ -181,7 +214,7 @@ def minisgl_attention_backends() -> Iterable[AttentionBackendRecord[Any]]:
             probe=_reference,
             create=_create_attention,
             capabilities=Capabilities(mixed_batches=True, sliding_window=True, logit_soft_cap=True),
-        )
+        ),
     ]
 
 

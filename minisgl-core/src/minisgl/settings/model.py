@@ -117,6 +117,13 @@ class EngineSettings(Section):
         description="Most rows of a decode step that runs as one CUDA graph; 0 records none; by"
         " default, as many as run at once.",
     )
+    prefill_graph_max_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Most tokens of a prefill whose layers run as CUDA graphs; 0 records none; by"
+        " default, up to 1024, as far as launching takes the host longer than computing takes the"
+        " GPU.",
+    )
     nvtx: bool = Field(False, description="Name the parts of a step for NVIDIA's profilers.")
 
     @field_validator("device")

@@ -1,0 +1,127 @@
+"""Attention through our own Triton kernels: NVIDIA GPUs from capability 8.0, no other package.
+
+Nothing is planned: kernels read lengths and pages on the device, so a decode graph is replayed as
+it is. See ``minisgl.kernel.triton.attention``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from minisgl.attention.batch import Batch
+from minisgl.attention.interface import AttentionBackend, AttentionContext, AttentionLayerSpec
+from minisgl.kernel.triton import attention as kernels
+from minisgl.kernel.triton.attention import PagedRows, Scores
+
+_MULTIPROCESSORS_ELSEWHERE = 16
+"""What splits are chosen for where there is no GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A launch: decode rows, then prefill rows, each ``None`` if there are none.
+
+    ``num_splits`` is of the decode rows, ``query_ends`` of the prefill rows, int32 on the device.
+    """
+
+    num_decode_rows: int
+    decode: PagedRows | None
+    num_splits: int
+    prefill: PagedRows | None
+    query_ends: torch.Tensor | None
+
+
+class TritonAttentionBackend(AttentionBackend):
+    """The backend ``triton``, created from an ``AttentionContext``."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        self.cuda_graphs = self
+        self._pool = context.kv_pool
+        self._page_size = context.page_size
+        self._num_kv_heads = context.num_kv_heads
+        self._most_rows = context.max_running_requests
+        self._device = context.device
+        self._multiprocessors = _MULTIPROCESSORS_ELSEWHERE
+        if context.device.type == "cuda":
+            properties = torch.cuda.get_device_properties(context.device)
+            self._multiprocessors = properties.multi_processor_count
+
+    def plan(self, batch: Batch, slot: int) -> _Plan:  # noqa: ARG002
+        """Say where the rows are; of prefill rows, bring the ends of their queries."""
+        num_decode, query_ends = batch.num_decode_rows, None
+        if num_decode < batch.num_rows:
+            query_ends = self._upload(batch.query_lens[num_decode:])
+        return self._plan(batch, num_decode, query_ends)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        layer: AttentionLayerSpec,
+        plan: _Plan,
+        new_kv: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Attend with decode rows, then with prefill rows; see the interface for shapes."""
+        assert new_kv is None, "this backend reads from the pool only"
+        pool = self._pool.flat_layer(layer.index)
+        assert pool is not None, "this backend reads plain tensors"
+        scores = Scores(
+            scale=layer.scale, window=layer.sliding_window or 0, cap=layer.logit_soft_cap or 0.0
+        )
+        parts = []
+        if plan.decode is not None:
+            rows = q[: plan.num_decode_rows]
+            parts.append(kernels.paged_decode(rows, *pool, plan.decode, scores, plan.num_splits))
+        if plan.prefill is not None:
+            assert plan.query_ends is not None
+            rows = q[plan.num_decode_rows :]
+            parts.append(
+                kernels.paged_prefill(
+                    rows, *pool, plan.prefill, scores, plan.query_ends, self._most_rows
+                )
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    # -- CudaGraphSupport
+
+    def prepare_capture(self, batch: Batch) -> _Plan:
+        """Return the plan of a graph: the batch's device tensors are all that it reads."""
+        return self._plan(batch, batch.num_rows, None)
+
+    def enqueue(self, batch: Batch, plan: Any) -> None:
+        """There is nothing to compute before the first layer."""
+
+    def prepare_replay(self, plan: Any, kv_lens: npt.NDArray[np.int32], slot: int) -> None:
+        """There is nothing to plan: lengths are read on the device."""
+
+    def _plan(self, batch: Batch, num_decode: int, query_ends: torch.Tensor | None) -> _Plan:
+        def rows(which: slice) -> PagedRows:
+            return PagedRows(
+                page_table=batch.page_table,
+                rows=batch.rows[which],
+                kv_lens=batch.kv_lens_device[which],
+                page_size=self._page_size,
+            )
+
+        splits = kernels.choose_splits(
+            max(1, num_decode), self._num_kv_heads, self._multiprocessors
+        )
+        return _Plan(
+            num_decode_rows=num_decode,
+            decode=rows(slice(0, num_decode)) if num_decode else None,
+            num_splits=splits,
+            prefill=None if query_ends is None else rows(slice(num_decode, None)),
+            query_ends=query_ends,
+        )
+
+    def _upload(self, query_lens: npt.NDArray[np.int32]) -> torch.Tensor:
+        """Return 0 and the running sum, int32 on the device.
+
+        torch keeps pinned memory from being used again before the copy has read it.
+        """
+        pin = self._device.type == "cuda"
+        ends = torch.zeros(len(query_lens) + 1, dtype=torch.int32, pin_memory=pin)
+        np.cumsum(query_lens, out=ends.numpy()[1:])
+        return ends.to(self._device, non_blocking=True)

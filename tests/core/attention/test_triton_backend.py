@@ -1,0 +1,80 @@
+"""Triton's attention in its interpreter: the contract, windows and caps; on a card: tests/gpu."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime import interpreter
+
+from minisgl.attention.interface import AttentionBackend, AttentionContext
+from minisgl.attention.torch_backend import TorchAttentionBackend
+from minisgl.attention.triton_backend import TritonAttentionBackend
+from minisgl.kernel.triton.attention import choose_splits
+from minisgl.testing.attention_contract import AttentionBackendContract
+from minisgl.testing.paged_rows import PagedRows
+
+
+@pytest.fixture(autouse=True)
+def loops_to_loaded_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 makes an int of an array of one number, which numpy no longer does."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+class InInterpreter(AttentionBackendContract):
+    mixed_batches = True
+    head_dims = (64,)
+    num_kv_heads = 1
+    num_launches = 6
+    graph_sizes = (1, 7)
+
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        return TritonAttentionBackend(context)
+
+
+class TestBfloat16(InInterpreter):
+    dtype = torch.bfloat16
+    page_sizes = (16,)
+    groups = (5,)
+
+
+class TestFloat32(InInterpreter):
+    page_sizes = (1,)
+    groups = (1,)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80])
+@pytest.mark.parametrize(("window", "cap"), [(1, None), (7, None), (64, 2.0), (None, 0.5)])
+def test_windows_and_caps_are_those_of_the_reference(
+    window: int | None, cap: float | None, head_dim: int
+) -> None:
+    lengths = [1, 40, 90, 133]
+    rows = PagedRows(
+        lengths, page_size=16, num_q_heads=4, num_kv_heads=2, head_dim=head_dim, num_layers=1,
+        max_rows=4, dtype=torch.float32, device="cpu",
+    )  # fmt: skip
+    rows.allocate()
+    layer = replace(rows.layers[0], sliding_window=window, logit_soft_cap=cap)
+    backends = [TritonAttentionBackend(rows.context), TorchAttentionBackend(rows.context)]
+    for chunks in (None, [1, 40, 60, 3]):
+        q = rows.queries(4 if chunks is None else sum(chunks))
+        batch = rows.batch([0, 1, 2, 3], lengths, chunks)
+        out, expected = (one.attend(q, layer, one.plan(batch, 0)) for one in backends)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_few_rows_are_split_until_all_multiprocessors_read() -> None:
+    assert choose_splits(256, 8, 132) == 1
+    assert choose_splits(50, 8, 132) == 1
+    assert choose_splits(1, 1, 132) == 32, "no more than are merged"
+    for rows in (1, 2, 8, 32):
+        assert rows * 8 * choose_splits(rows, 8, 132) >= min(4 * 132, rows * 8 * 32)

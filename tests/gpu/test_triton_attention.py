@@ -1,0 +1,86 @@
+"""The backend ``triton`` on a card: the contract, and an engine without any other package."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.attention.hybrid import HybridBackend
+from minisgl.attention.interface import AttentionBackend, AttentionContext
+from minisgl.attention.triton_backend import TritonAttentionBackend
+from minisgl.engine.engine import Engine
+from minisgl.testing.attention_contract import AttentionBackendContract
+from support.tiny_models import WIDE, write_tiny_model
+
+pytestmark = pytest.mark.gpu
+
+
+class Triton(AttentionBackendContract):
+    device = "cuda"
+    num_kv_heads = 8
+    mixed_batches = True
+    graph_sizes = (1, 2, 5, 16, 33, 64, 200)
+
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        return TritonAttentionBackend(context)
+
+
+class TestBfloat16(Triton):
+    dtype = torch.bfloat16
+
+
+class TestFloat16(Triton):
+    dtype = torch.float16
+    page_sizes = (16,)
+    groups = (4,)
+    head_dims = (80, 256)
+
+
+class TestFloat32(Triton):
+    dtype = torch.float32
+    page_sizes = (16,)
+    groups = (2,)
+    head_dims = (64,)
+
+
+class Paired(Triton):
+    """Two backends behind one: each phase's launches, recorded ones too, are the right one's."""
+
+    dtype = torch.bfloat16
+    page_sizes = (16,)
+    groups = (2, 5)
+    head_dims = (128,)
+
+    def others(self, context: AttentionContext) -> AttentionBackend:
+        create = pytest.importorskip("minisgl_attn_flashinfer.create").create_backend
+        settings = pytest.importorskip("minisgl_attn_flashinfer.settings").FlashInferSettings()
+        backend: AttentionBackend = create(context, settings)
+        return backend
+
+
+class TestBehindFlashInfersPrefill(Paired):
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        return HybridBackend(self.others(context), TritonAttentionBackend(context))
+
+
+class TestBeforeFlashInfersDecode(Paired):
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        return HybridBackend(TritonAttentionBackend(context), self.others(context))
+
+
+def test_decode_is_recorded_without_another_package(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "qwen3", "Qwen3ForCausalLM", **WIDE)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    texts = []
+    for rows in (None, 0):
+        with LLM(
+            str(path), device="cuda", dtype="bfloat16", attention_backend="triton", num_pages=300,
+            max_running_requests=8, progress=False, cuda_graph_max_rows=rows,
+        ) as llm:  # fmt: skip
+            assert isinstance(llm.engine, Engine)
+            assert (llm.engine.graphs is not None) == (rows is None)
+            results = llm.generate([[5, 6, 7] * n for n in range(1, 9)], params, progress=False)
+            texts.append([one.token_ids for one in results])
+    equal = sum(one == other for one, other in zip(*texts, strict=True))
+    assert equal >= 5, f"{equal} of 8 texts are equal"
