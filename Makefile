@@ -37,6 +37,8 @@ INSTALLED_CLIENTS := $(VENV)/.installed-clients
 # process (its fixtures are costly), and files go out in the order of tests/conftest.py.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); [ $$n -le 4 ] || n=4; echo $$n)
 PARALLEL := $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadscope --no-loadscope-reorder)
+# Tests start hundreds of processes: each would compile our sources anew if none may keep them.
+TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -64,22 +66,22 @@ lint: $(INSTALLED_TESTS)  ## ruff: rules and format
 	$(BIN)/ruff format --check .
 
 types: $(INSTALLED_TESTS)  ## mypy --strict
-	$(BIN)/mypy
+	$(BIN)/mypy $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS))
 
 contracts: $(INSTALLED_TESTS)  ## who may import whom
 	$(BIN)/lint-imports
 
 unit: $(INSTALLED_TESTS)  ## all CPU tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	$(TESTS) $(PARALLEL) $(PYTEST_ARGS)
 
 test-fast: $(INSTALLED_TESTS)  ## the tests that take no more than a few seconds each
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
+	$(TESTS) $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
 
 test-deep: $(INSTALLED_TESTS)  ## the property tests alone, with 5,000 examples each instead of 200
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m hypothesis --hypothesis-profile=deep --timeout=7200 $(PYTEST_ARGS)
+	$(TESTS) $(PARALLEL) -m hypothesis --hypothesis-profile=deep --timeout=7200 $(PYTEST_ARGS)
 
 test-clients: $(INSTALLED_CLIENTS)  ## clients that others wrote (anthropic, langchain, litellm, llm, lm-eval, openai, schemathesis)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m clients --timeout=900 $(PYTEST_ARGS)
+	$(TESTS) -m clients --timeout=900 $(PYTEST_ARGS)
 
 mutations: $(INSTALLED_TESTS)  ## known faults, one at a time, each with the test that must notice it
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutations/run.py $(ARGS)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,27 @@ import torch
 from support.examples import choose_seed, register_profiles, seed_line
 
 register_profiles()
+
+LONGEST = (
+    "integration/test_smollm2.py",
+    "integration/server/test_silence.py",
+    "mutations/test_mutations.py",
+    "integration/test_tensor_parallel.py",
+    "integration/test_exactness.py",
+    "integration/server/test_public_cases.py",
+    "integration/server/test_ranks.py",
+    "integration/server/test_lifecycle.py",
+    "faults/test_start.py",
+    "core/kernel/test_triton.py",
+    "docs/test_readme_runs.py",
+    "integration/test_transformers_models.py",
+    "integration/test_structured.py",
+    "core/structured/test_xgrammar.py",
+    "core/distributed/test_rank_group.py",
+    "clients/test_openai.py",
+    "faults/test_hangs.py",
+)
+"""Files that take more than half a minute, the longest first."""
 
 if not torch.cuda.is_available():
     # Read when triton is imported: without a card its kernels run in its interpreter.
@@ -34,12 +56,13 @@ def pytest_terminal_summary(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a card where there is none, and begin with the files that take longest.
 
-    Those that hold slow tests come before the others, so that parallel workers end together; within
-    a file nothing moves.
+    After them come others that hold slow tests, so that parallel workers end together; within a
+    file nothing moves.
     """
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in slow))

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from support.patience import PATIENCE
+from support.server_process import get
 
 openai = pytest.importorskip("openai", reason="the package openai is not installed")
 
@@ -103,18 +104,16 @@ def test_errors_have_their_own_classes(client):
 
 
 def test_a_client_that_leaves_frees_its_place(client, server):
-    import httpx
-
     stream = client.completions.create(
         model="smollm2", prompt="Once upon a time", max_tokens=1500, stream=True,
         extra_body={"ignore_eos": True},
     )  # fmt: skip
     next(iter(stream))
-    assert httpx.get(f"{server}/health").json()["num_running"] >= 0
+    assert get(f"{server}/health").json()["num_running"] >= 0
     stream.close()
 
     async def until_idle() -> None:
-        while httpx.get(f"{server}/health").json()["num_running"]:
+        while get(f"{server}/health").json()["num_running"]:
             await asyncio.sleep(0.2)
 
     asyncio.run(asyncio.wait_for(until_idle(), PATIENCE))

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 from clients.conftest import require
 
 from support.distributions import ROOT
-from support.server_process import running_server
+from support.patience import PATIENCE
+from support.server_process import get, running_server
 from support.text_tokenizers import write_byte_level
 
 EXAMPLES = ROOT / "examples" / "clients"
@@ -62,7 +62,7 @@ def test_simonws_llm(server, tmp_path):
     for more in ([], ["--no-stream"], ["--system", "Answer briefly."]):
         done = subprocess.run(
             [sys.executable, "-m", "llm", "prompt", *words, *more],
-            capture_output=True, text=True, check=False, timeout=120,
+            capture_output=True, text=True, check=False, timeout=PATIENCE,
             # The demo model is a plugin of llm too, and breaks it without llama-cpp-python.
             env={**os.environ, "LLM_USER_PATH": str(home), "LLM_LOAD_PLUGINS": ""},
         )  # fmt: skip
@@ -128,5 +128,5 @@ def test_schemathesis_finds_no_server_error(tmp_path):
             capture_output=True, text=True, check=False, timeout=280, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert get(f"{server.url}/health").status_code == 200
         assert "Traceback" not in server.stderr

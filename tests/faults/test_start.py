@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.patience import FOR_EVER, PATIENCE
+from minisgl import LLM
+from minisgl.cli import main
+from minisgl.errors import DoesNotFitError, ModelLoadError
+from support.patience import FOR_EVER
 from support.server_process import can_bind, running_server, session_members, wait_for
 from support.tiny_models import write_tiny_model
 
@@ -63,49 +65,60 @@ def strange_shape(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 4096}))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("spoil", "code", "words"),
-    [
-        (cut_weights, 4, [".safetensors"]),
-        (no_weights, 4, ["weights"]),
-        (garbled_weights, 4, [".safetensors"]),
-        (pickled_weights, 4, ["pickled weights", "convert"]),
-        (weights_elsewhere, 4, ["index.json", "files beside it"]),
-        (garbled_index, 4, ["index.json", "files beside it"]),
-        (garbled_tokenizer, 4, ["tokenizer"]),
-        (garbled_config, 4, ["config.json"]),
-        (strange_shape, 4, ["shape"]),
-    ],
-)
-def test_a_model_that_cannot_be_loaded(
-    tmp_path: Path, spoil: Callable[[Path], None], code: int, words: list[str]
+SPOILED: dict[Callable[[Path], None], list[str]] = {
+    cut_weights: [".safetensors"],
+    no_weights: ["weights"],
+    garbled_weights: [".safetensors"],
+    pickled_weights: ["pickled weights", "convert"],
+    weights_elsewhere: ["index.json", "files beside it"],
+    garbled_index: ["index.json", "files beside it"],
+    garbled_tokenizer: ["tokenizer"],
+    garbled_config: ["config.json"],
+    strange_shape: ["shape"],
+}
+"""Ways to spoil a folder, and the words that the message has then."""
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_what_is_wrong_with_a_model_is_said_in_one_line(
+    tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     """Public case R118: the message names the folder, and the file where it is one."""
     folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
     spoil(folder)
+    with pytest.raises(ModelLoadError) as caught:
+        LLM(str(folder), progress=False)
+    [line] = str(caught.value).splitlines()
+    assert str(folder) in line
+    assert all(word in line for word in SPOILED[spoil]), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [cut_weights, garbled_tokenizer])
+def test_a_model_that_cannot_be_loaded(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    """Public case R118, in the scheduler's process and in those of text."""
+    folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
+    spoil(folder)
     with running_server(folder, tmp_path, real_engine=True, real_text=True) as server:
-        assert server.wait() == code
+        assert server.wait() == ModelLoadError.exit_code == 4
         [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
         assert str(folder) in line
-        assert all(word in line for word in words), line
+        assert all(word in line for word in SPOILED[spoil]), line
         assert "Traceback" not in server.stderr
         wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
         assert can_bind(server.port)
 
 
-@pytest.mark.slow
 def test_weights_that_do_not_fit_are_exit_code_5_and_name_the_model(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
     config = json.loads((folder / "config.json").read_text())
     # More than an address space has: no system lets a process take that.
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 10**12}))
-    with running_server(folder, tmp_path, real_engine=True, real_text=True) as server:
-        assert server.wait() == 5
-        [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
-        assert "the weights of Qwen3ForCausalLM" in line
-        assert "smaller model" in line
-        assert "Traceback" not in server.stderr
+    with pytest.raises(DoesNotFitError) as caught:
+        LLM(str(folder), progress=False)
+    assert caught.value.exit_code == 5
+    assert "the weights of Qwen3ForCausalLM" in str(caught.value)
+    assert "smaller model" in str(caught.value)
 
 
 @pytest.mark.slow
@@ -119,36 +132,37 @@ def test_a_pool_that_does_not_fit_is_exit_code_5_and_names_the_setting(tmp_path:
         wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("way", ["flag", "variable", "file"])
 def test_a_backend_that_does_not_exist_is_refused_wherever_its_name_comes_from(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
     """Public cases R131 and R137: from a flag, the environment and a file."""
     folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
-    config = tmp_path / "server.toml"
-    config.write_text('[attention]\nbackend = "no-such-backend"\n')
-    command = [sys.executable, "-m", "minisgl", "serve", str(folder), "--port", "0"]
-    variable = {"MINISGL_ATTENTION__BACKEND": "no-such-backend"}
-    ways: list[tuple[list[str], dict[str, str]]] = [
-        (["--attention-backend", "no-such-backend"], {}),
-        ([], variable),
-        (["--config", str(config)], {}),
-    ]
-    started = [
-        subprocess.Popen(
-            [*command, *flags],
-            env={**os.environ, **more},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for flags, more in ways
-    ]
-    for process in started:
-        _, told = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 3, told
-        assert "no-such-backend" in told
-        assert "torch" in told, "the known names are listed"
+    flags: list[str] = []
+    if way == "flag":
+        flags = ["--attention-backend", "no-such-backend"]
+    elif way == "variable":
+        monkeypatch.setenv("MINISGL_ATTENTION__BACKEND", "no-such-backend")
+    else:
+        config = tmp_path / "server.toml"
+        config.write_text('[attention]\nbackend = "no-such-backend"\n')
+        flags = ["--config", str(config)]
+    assert main(["generate", "--model", str(folder), "--prompt", "x", *flags]) == 3
+    told = capsys.readouterr().err
+    assert "no-such-backend" in told
+    assert "torch" in told, "the known names are listed"
+
+
+@pytest.mark.slow
+def test_a_server_refuses_it_too(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
+    backend = {"backend": "no-such-backend"}
+    with running_server(folder, tmp_path, real_engine=True, attention=backend) as server:
+        assert server.wait() == 3
+        [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
+        assert "no-such-backend" in line
+        assert "Traceback" not in server.stderr
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer", "tokenizer"])

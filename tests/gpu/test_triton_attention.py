@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
+from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.attention.triton_backend import TritonAttentionBackend
 from minisgl.engine.engine import Engine
@@ -41,6 +42,45 @@ class TestFloat32(Triton):
     page_sizes = (16,)
     groups = (2,)
     head_dims = (64,)
+
+
+class Paired(Triton):
+    """Two backends behind one: each phase's launches, recorded ones too, are the right one's."""
+
+    dtype = torch.bfloat16
+    page_sizes = (16,)
+    groups = (2, 5)
+    head_dims = (128,)
+
+    def others(self, context: AttentionContext) -> AttentionBackend:
+        create = pytest.importorskip("minisgl_attn_flashinfer.create").create_backend
+        settings = pytest.importorskip("minisgl_attn_flashinfer.settings").FlashInferSettings()
+        backend: AttentionBackend = create(context, settings)
+        return backend
+
+
+class TestBehindFlashInfersPrefill(Paired):
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        return HybridBackend(self.others(context), TritonAttentionBackend(context))
+
+
+class TestBeforeFlashInfersDecode(Paired):
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        return HybridBackend(TritonAttentionBackend(context), self.others(context))
+
+
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+def test_a_mixture_of_experts_starts_and_runs_eagerly(backend: str, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "moe", "Qwen3MoeForCausalLM", **WIDE)
+    with LLM(
+        str(path), device="cuda", dtype="bfloat16", attention_backend=backend, num_pages=300,
+        max_running_requests=8, progress=False,
+    ) as llm:  # fmt: skip
+        assert isinstance(llm.engine, Engine)
+        assert llm.engine.graphs is None
+        params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        (result,) = llm.generate([[5, 6, 7]], params, progress=False)
+        assert len(result.token_ids) == 5
 
 
 def test_decode_is_recorded_without_another_package(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from minisgl import LLM, AsyncLLM, SamplingParams
 from minisgl.errors import RequestError
 from minisgl.request import GrammarSpec
+from support.lasting_helper import lasting_helpers
 from support.pressure import Pressure
 from support.replays import replay_decode_steps
 from support.tiny_models import EOS_TOKEN_IDS, write_tiny_model
@@ -49,6 +50,12 @@ def check(spec: GrammarSpec, text: str) -> None:
             assert text in json.loads(spec.value)
         case "grammar":
             assert re.fullmatch(r"\[\d{1,5}\]", text)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_helper() -> Iterator[None]:
+    with lasting_helpers():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from support.reference import Reference, Tally, greedy
 from support.server_process import wait_for
 from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, write_tiny_model
 
-MAX_TOKENS = 20
+MAX_TOKENS = 12
 # 263 tokens, 8 attention heads and 2 KV heads: on 4 ranks the vocabulary is padded and KV heads
 # are replicated. Sizes that no number of ranks divides, and biases wherever a model can have them:
 UNEVEN: dict[str, dict[str, Any]] = {
@@ -35,13 +36,18 @@ UNEVEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def model(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Reference]]:
+Model = tuple[Path, list[Reference]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    """Makes each architecture's model once, and what transformers says to it."""
+    return cache(partial(make_model, tmp_path_factory.mktemp("tiny")))
+
+
+def make_model(folder: Path, architecture: str) -> Model:
     """A tiny checkpoint, and transformers' continuations of 12 prompts, some with shared heads."""
-    folder = tmp_path_factory.mktemp("tiny") / request.param
-    path = write_tiny_model(folder, request.param, **UNEVEN[request.param])
+    path = write_tiny_model(folder / architecture, architecture, **UNEVEN[architecture])
     random = np.random.default_rng(11)
     shared = random.integers(3, 263, size=20).tolist()
     lengths = [1, 2, 7, 8, 9, 24, 25, 40, 41, 64, 80, 100]
@@ -53,11 +59,20 @@ def model(
     return path, greedy(judge, prompts, MAX_TOKENS, EOS_TOKEN_IDS)
 
 
-@pytest.mark.parametrize("tp", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("architecture", "tp"),
+    [
+        *((architecture, 1) for architecture in ARCHITECTURES),
+        # Shards of every architecture on 1 to 8 ranks: tests/models/test_tensor_parallel.py.
+        *(("MistralForCausalLM", 2), ("Qwen2ForCausalLM", 2), ("Qwen3ForCausalLM", 2)),
+        pytest.param("LlamaForCausalLM", 4, marks=pytest.mark.slow),
+        pytest.param("Qwen3MoeForCausalLM", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_every_number_of_ranks_is_exact_under_page_pressure(
-    model: tuple[Path, list[Reference]], tp: int
+    models: Callable[[str], Model], architecture: str, tp: int
 ) -> None:
-    path, references = model
+    path, references = models(architecture)
     tally = Tally()
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     scheduler = {"overlap": "on", "launch": "split" if tp == 2 else "mixed"}

@@ -5,8 +5,8 @@ re-creates, and which test has to fail. It is applied to a scratch copy of the s
 runs there in a process of its own. Anything but a failure of that test (a patch that does not
 apply, code that does not load, a time-out) is an error of the patch, never a success.
 
-The processes are forked from one that has imported torch, hypothesis and pytest, but nothing of
-this project: those imports would take longer than most of the tests.
+The processes are forked from one that has imported torch, transformers, hypothesis and pytest, but
+nothing of this project: those imports would take longer than most of the tests.
 """
 
 import argparse
@@ -28,6 +28,11 @@ ROOT = HERE.parents[1]
 SOURCES = ("minisgl-core/src", "minisgl-models/src", "tests")
 TIMEOUT_S = 240
 """Of a run that draws no examples."""
+
+PRELOADED = (
+    *("hypothesis.stateful", "pytest", "torch", "transformers.models.llama.modeling_llama"),
+    *("msgspec", "pydantic_settings", "zmq"),
+)
 
 # Errors that say that the patched code is no program, or that hypothesis found no examples.
 _NO_VERDICT = {
@@ -163,7 +168,7 @@ def _run_test(mutation: Mutation, copy: Path, seed: int | None) -> Caught:
         *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
     ]
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["hypothesis.stateful", "pytest", "torch", "transformers"])
+    processes.set_forkserver_preload(list(PRELOADED))
     began = time.monotonic()
     process = processes.Process(target=_pytest, args=(copy, arguments, output))
     process.start()

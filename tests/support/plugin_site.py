@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from minisgl.plugins.discovery import Candidate, find_candidates
 from minisgl.plugins.host import PluginHost, load_plugins
 from support.distributions import FOLDERS
+from support.patience import PATIENCE
 
 CORE_RANGE = "minisgl-core>=0.1,<0.2"
 
@@ -89,7 +90,7 @@ class PluginSite:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PATIENCE,
         )
 
 

@@ -1,12 +1,14 @@
 """``python run_fake_server.py FOLDER PORT [OPTIONS_JSON]``: a whole server, its engine faked.
 
 Options: ``fake`` goes to the fake scheduler, ``real_text`` chooses the real tokenizer workers,
-``real_engine`` the real scheduler, ``silence`` shortens the limits of that name; the other keys are
-sections of the settings.
+``real_engine`` the real scheduler, ``silence`` shortens the limits of that name, ``constants`` has
+other values for constants of the API server's process, by full name; the other keys are sections of
+the settings.
 """
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -22,6 +24,10 @@ def main(folder: str, port: str, options: str = "{}") -> int:
 
     sections = json.loads(options)
     fake = sections.pop("fake", {})
+    for name, value in sections.pop("constants", {}).items():
+        module, _, constant = name.rpartition(".")
+        assert hasattr(import_module(module), constant), name
+        setattr(import_module(module), constant, value)
     real_engine = sections.pop("real_engine", False)
     limits = SilenceLimits(**sections.pop("silence", {}))
     scheduler = scheduler_main if real_engine else fake_scheduler_main

@@ -33,12 +33,12 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 
 def get(url: str, **options: Any) -> httpx.Response:
     """Ask, and wait longer for the answer than httpx does of itself."""
-    return httpx.get(url, timeout=PATIENCE, **options)
+    return httpx.get(url, timeout=PATIENCE, verify=False, **options)  # reads no certificates
 
 
 def post(url: str, **options: Any) -> httpx.Response:
     """Post, and wait longer for the answer than httpx does of itself."""
-    return httpx.post(url, timeout=PATIENCE, **options)
+    return httpx.post(url, timeout=PATIENCE, verify=False, **options)
 
 
 def free_port() -> int:

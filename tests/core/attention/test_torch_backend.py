@@ -176,6 +176,20 @@ def test_a_hybrid_sends_each_launch_to_the_backend_of_its_phase(
     assert hybrid.attend(nothing, None, hybrid.plan(batch, 1)) == expected  # type: ignore[arg-type]
 
 
+def test_a_recorded_launch_of_a_hybrid_is_the_decode_backend_s() -> None:
+    """Its plan comes from that backend's part in graphs, and from nobody else."""
+    asked: list[tuple[str, str]] = []
+
+    class Noting(Marked):
+        def attend(self, q, layer, plan, new_kv=None):  # type: ignore[no-untyped-def,override]
+            asked.append((self.name, plan))
+            return q
+
+    hybrid, q = HybridBackend(Noting("prefill"), Noting("decode")), torch.zeros(1)
+    hybrid.attend(q, None, "as recorded")  # type: ignore[arg-type]
+    assert asked == [("decode", "as recorded")]
+
+
 def test_a_pair_of_which_one_stores_and_one_does_not_is_refused_with_both_named() -> None:
     class Storing(Marked):
         store_fusion = True

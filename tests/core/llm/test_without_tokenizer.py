@@ -17,6 +17,7 @@ from minisgl.errors import ModelLoadError, RequestError, SettingsError
 from minisgl.message import Failure, StreamStart, TokenBatch
 from minisgl.request import FinishReason
 from minisgl.tokenizer.token_ids import TokenIdStreams
+from support.patience import PATIENCE
 from support.tiny_models import build_tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
@@ -156,7 +157,7 @@ def test_its_start_imports_neither_text_generation_nor_a_compiler(tmp_path: Path
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 

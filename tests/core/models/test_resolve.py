@@ -2,11 +2,11 @@
 
 import sys
 
+import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from minisgl.errors import ModelLoadError
-from minisgl.models import resolve
 from minisgl.models.resolve import resolve_checkpoint
 
 
@@ -78,7 +78,7 @@ def test_hub_id_is_downloaded_to_the_cache(tmp_path, monkeypatch):
         asked.update(options, repository=repository)
         return str(tmp_path)
 
-    monkeypatch.setattr(resolve, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_checkpoint("Qwen/Qwen3-0.6B", tmp_path / "cache") == tmp_path
     assert asked["repository"] == "Qwen/Qwen3-0.6B"
     assert asked["cache_dir"] == tmp_path / "cache"
@@ -89,7 +89,7 @@ def test_hub_id_offline_says_so_and_what_to_do(tmp_path, monkeypatch):
     def download(repository, **options):
         raise LocalEntryNotFoundError("no connection\nmore")
 
-    monkeypatch.setattr(resolve, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(ModelLoadError) as error:
         resolve_checkpoint("Qwen/Qwen3-0.6B", tmp_path)
     assert "not in the local cache" in str(error.value)

@@ -147,7 +147,7 @@ def test_what_is_no_http_never_stands_in_the_middle_of_an_answer() -> None:
 def test_large_headers_within_the_limit_pass_again_and_again() -> None:
     async def scenario(port: int) -> list[int]:
         headers = {"X-Long": "y" * (MAX_HEAD_BYTES * 3 // 4)}
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http:
             return [(await http.get("/", headers=headers)).status_code for _ in range(3)]
 
     assert run(scenario) == [200] * 3
@@ -242,7 +242,7 @@ def client_context(authority: trustme.CA) -> ssl.SSLContext:
 )
 def test_https(given: dict[str, str], files: dict[str, Path], authority: trustme.CA) -> None:
     async def scenario(port: int) -> tuple[str, bytes]:
-        async with httpx.AsyncClient(verify=client_context(authority)) as http:
+        async with httpx.AsyncClient(verify=client_context(authority), timeout=PATIENCE) as http:
             answered = await http.post(f"https://127.0.0.1:{port}/", content=b"four")
         try:
             plain = await exchange(port, GET + b"\r\n")
@@ -262,13 +262,13 @@ def test_clients_must_show_a_certificate_if_authorities_are_named(
     async def scenario(port: int) -> tuple[bool, int]:
         bare, signed = client_context(authority), client_context(authority)
         authority.issue_cert("me@example.org").configure_cert(signed)
-        async with httpx.AsyncClient(verify=bare) as http:
+        async with httpx.AsyncClient(verify=bare, timeout=PATIENCE) as http:
             try:
                 await http.get(f"https://127.0.0.1:{port}/")
                 refused = False
             except httpx.TransportError:
                 refused = True
-        async with httpx.AsyncClient(verify=signed) as http:
+        async with httpx.AsyncClient(verify=signed, timeout=PATIENCE) as http:
             return refused, (await http.get(f"https://127.0.0.1:{port}/")).status_code
 
     settings = {"ssl_certfile": files["both"], "ssl_ca_certs": files["ca"]}

@@ -202,7 +202,9 @@ def test_a_second_signal_ends_at_once(model, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_does_not_stop_is_killed_and_the_exit_code_says_so(model, tmp_path) -> None:
-    with running_server(model, tmp_path, fake={"deaf": True}) as server:
+    pool = "minisgl.server.worker_pool"
+    constants = {f"{pool}.STOP_TIMEOUT": 1.0, f"{pool}.EXIT_TIMEOUT": 3.0}
+    with running_server(model, tmp_path, fake={"deaf": True}, constants=constants) as server:
         server.wait_ready()
         server.kill()
         assert server.wait() == 7
@@ -320,7 +322,11 @@ def test_the_port_is_free_again_at_once_for_the_next_server(model, tmp_path) -> 
 
 @pytest.mark.slow
 def test_a_silent_scheduler_turns_health_red_and_green_again(model, tmp_path) -> None:
-    with running_server(model, tmp_path, silence={"serving": FOR_EVER}) as server:
+    options = {
+        "silence": {"serving": FOR_EVER},
+        "constants": {"minisgl.server.heartbeat.HEARTBEAT_TIMEOUT": 3.0},
+    }
+    with running_server(model, tmp_path, **options) as server:
         scheduler = server.wait_ready().children()["scheduler"]
         os.kill(scheduler, signal.SIGSTOP)
         try:

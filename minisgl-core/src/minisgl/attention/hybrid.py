@@ -46,8 +46,10 @@ class HybridBackend(AttentionBackend):
         self,
         q: torch.Tensor,
         layer: AttentionLayerSpec,
-        plan: _RoutedPlan,
+        plan: Any,
         new_kv: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Attend with the backend that made the plan."""
-        return plan.backend.attend(q, layer, plan.plan, new_kv)
+        """Attend with the backend that made the plan: a recorded one is the decode backend's."""
+        if type(plan) is _RoutedPlan:
+            return plan.backend.attend(q, layer, plan.plan, new_kv)
+        return self.decode.attend(q, layer, plan, new_kv)

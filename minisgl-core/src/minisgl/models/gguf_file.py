@@ -5,6 +5,7 @@ and its dequantization are used as they are. Layout of the format, version 2 and
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,8 @@ _SCALARS: Mapping[int, str] = MappingProxyType(
 """Value types of the header, as ``struct`` codes."""
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
+_PIECE = 2**16
+"""Weights that are dequantized at once: so many fit into a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,11 @@ class GGUFFile:
                 "package does not know: pip install -U gguf"
             ) from error
         *outer, row = tensor.shape
+        if row % block:
+            raise ModelLoadError(
+                f"{name} in {self.path} has rows of {row} weights, but its type stores {block} at "
+                "a time; fetch the file again"
+            )
         stored = (*outer, row // block * block_bytes)
         size = int(np.prod(stored, dtype=np.int64))
         if tensor.offset + size > len(self._data):
@@ -145,15 +153,19 @@ class GGUFFile:
 
         gguf = _import_gguf()
         kind = gguf.GGMLQuantizationType(self._tensors[name].kind)
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        values, stored = np.empty(math.prod(shape), dtype=np.float32), data.reshape(-1)
+        # Of what it gets gguf takes 16 rows at a time, which is slow, but one row as a whole.
+        step = _PIECE // block
         try:
-            values = gguf.dequantize(data, kind)
+            for first in range(0, len(values) // block, step):
+                piece = stored[first * block_bytes : (first + step) * block_bytes]
+                values[first * block : (first + step) * block] = gguf.dequantize(piece, kind)
         except NotImplementedError as error:
             raise ModelLoadError(
                 f"{name} in {self.path} has the type {kind.name}, which the gguf package cannot "
                 "dequantize; use a file of another type, such as Q8_0 or Q4_K_M"
             ) from error
-        # The file is mapped for reading only; torch wants memory that it may write to.
-        values = values if values.flags.writeable else values.copy()
         return torch.from_numpy(values).reshape(shape)
 
 

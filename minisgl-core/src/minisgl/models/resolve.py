@@ -4,15 +4,6 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
-
 from minisgl.errors import ModelLoadError
 
 _PACKAGE = "package:"
@@ -82,6 +73,9 @@ def _in_package(name: str) -> Path:
 
 def _from_hub(repository: str, cache_dir: Path | None) -> Path:
     """Download a hub model, with huggingface-hub's progress bar, or find it in the cache."""
+    # Takes a sixth of the start of a server whose model is here.
+    from huggingface_hub import errors, snapshot_download
+
     try:
         folder = snapshot_download(
             repository,
@@ -89,17 +83,22 @@ def _from_hub(repository: str, cache_dir: Path | None) -> Path:
             allow_patterns=list(_WANTED),
             ignore_patterns=list(_UNWANTED),
         )
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise ModelLoadError(
             f"model={repository!r} is gated: accept its terms on https://huggingface.co/"
             f"{repository} and log in with: hf auth login"
         ) from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise ModelLoadError(
             f"model={repository!r} is neither a local path nor a public model on the Hugging Face "
             f"hub; {_FORMS}"
         ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+    except (
+        errors.LocalEntryNotFoundError,
+        errors.OfflineModeIsEnabled,
+        errors.HfHubHTTPError,
+        OSError,
+    ) as error:
         raise ModelLoadError(
             f"model={repository!r} is not in the local cache and cannot be downloaded: the Hugging "
             f"Face hub does not answer ({_first_line(error)}). Give a local path, or download it "

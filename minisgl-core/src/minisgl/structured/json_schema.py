@@ -6,12 +6,14 @@ must validate. Not every valid text can come: objects have the properties that t
 in its order, and a pattern matches the whole string. ``oneOf`` is obeyed as ``anyOf``.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from minisgl.structured.formats import PATTERNS
-from minisgl.structured.pattern import any_text, translate
+from minisgl.structured.pattern import any_text, string_rule, translate
 from minisgl.structured.pattern_reader import shortened
 
 MAX_DEPTH: Final = 64
@@ -58,7 +60,22 @@ _KINDS: Final[tuple[tuple[frozenset[str], tuple[str, ...]], ...]] = (
 Schema = dict[str, Any] | bool
 
 
-def prepare(text: str) -> str:
+@dataclass(slots=True)
+class PreparedSchema:
+    """A schema as XGrammar obeys it in full.
+
+    Attributes:
+        text: of the schema.
+        rules: patterns that XGrammar would misread, in EBNF, by what stands for them in the schema.
+        has_other_names: whether an object takes names beside those that it declares.
+    """
+
+    text: str = ""
+    rules: dict[str, str] = field(default_factory=dict)
+    has_other_names: bool = False
+
+
+def prepare(text: str) -> PreparedSchema:
     """Return the schema as XGrammar obeys it in full.
 
     Args:
@@ -73,11 +90,18 @@ def prepare(text: str) -> str:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} schemas") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON: {error}") from None
-    return json.dumps(_Preparation().schema(schema, "#", 0))
+    preparation = _Preparation(text)
+    preparation.found.text = json.dumps(preparation.schema(schema, "#", 0))
+    return preparation.found
 
 
 class _Preparation:
     """One schema's way through; ``path`` says where in it one is, as in a ``$ref``."""
+
+    def __init__(self, text: str) -> None:
+        self.found = PreparedSchema()
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8)
+        self._placeholder = f"pattern{digest.hexdigest()}x"
 
     def schema(self, schema: object, path: str, depth: int) -> Schema:
         """Return a schema or subschema as it is passed on."""
@@ -160,8 +184,7 @@ class _Preparation:
                     f'{path} has {given[0]!r}, which needs "type": "{of[0]}" beside it'
                 )
 
-    @staticmethod
-    def _string(found: dict[str, Any], path: str) -> None:
+    def _string(self, found: dict[str, Any], path: str) -> None:
         """Rewrite lengths and formats as patterns where XGrammar's own are wider."""
         if found.get("format") not in _FORMATS | PATTERNS.keys():
             found.pop("format", None)
@@ -172,9 +195,9 @@ class _Preparation:
         if "pattern" in found:
             if not isinstance(found["pattern"], str):
                 raise ValueError(f"{path}/pattern must be a string")
-            found["pattern"] = _pattern(found["pattern"], f"{path}/pattern")
+            found["pattern"] = self._pattern(found["pattern"], f"{path}/pattern")
         elif found.get("format") in PATTERNS:
-            found["pattern"] = _pattern(PATTERNS[found.pop("format")], path)
+            found["pattern"] = self._pattern(PATTERNS[found.pop("format")], path)
         if lengths:
             least, most = found.pop("minLength", 0), found.pop("maxLength", None)
             for value in (least, most):
@@ -184,14 +207,19 @@ class _Preparation:
                 raise ValueError(f"{path} has maxLength {most} below minLength {least}")
             found["pattern"] = any_text(least, most)
 
-    @staticmethod
-    def _object(found: dict[str, Any], path: str) -> None:
+    def _object(self, found: dict[str, Any], path: str) -> None:
         """Declare what is required: XGrammar obeys ``required`` for declared properties only."""
         required = found.get("required", [])
         if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
             raise ValueError(f"{path}/required must be a list of names, got {shortened(required)}")
         _check_names(found, len(set(required)), path)
         declared = found.get("properties", {})
+        for name in (*(declared if isinstance(declared, dict) else ()), *required):
+            if "\0" in name:  # XGrammar takes it for the end of the name
+                raise ValueError(f"{path} has the name {shortened(name)}; U+0000 is not supported")
+        open_ended = ("additionalProperties", "unevaluatedProperties")
+        takes_others = any(found.get(name, False) is not False for name in open_ended)
+        self.found.has_other_names |= bool(declared or required) and takes_others
         missing = [name for name in required if isinstance(declared, dict) and name not in declared]
         if not missing:
             return
@@ -210,9 +238,25 @@ class _Preparation:
             passed_on = {}
             for key, value in inner.items():
                 of = f"{path}/{name}"
-                written = _pattern(key, of) if name == "patternProperties" else key
+                written = self._pattern(key, of) if name == "patternProperties" else key
                 passed_on[written] = self.schema(value, f"{of}/{key}", depth + 1)
             found[name] = passed_on
+
+    def _pattern(self, pattern: str, path: str) -> str:
+        """Return a pattern as it is passed on.
+
+        Raises:
+            ValueError: it is not supported; the message begins with ``path``.
+        """
+        try:
+            rule = string_rule(pattern)
+            if rule is None:
+                return translate(pattern, in_string=True)
+        except ValueError as refused:
+            raise ValueError(f"{path}: {refused}") from None
+        placeholder = f"{self._placeholder}{len(self.found.rules)}x"
+        self.found.rules[placeholder] = rule
+        return placeholder
 
     def _list(self, schemas: object, path: str, depth: int) -> list[Schema]:
         if not isinstance(schemas, list):
@@ -239,18 +283,6 @@ def _check_names(found: Mapping[str, Any], num_required: int, path: str) -> None
             f"{path} has minProperties {least}, and names that are neither declared nor required; "
             "not supported, since one of these may come twice"
         )
-
-
-def _pattern(pattern: str, path: str) -> str:
-    """Return a pattern as it is passed on.
-
-    Raises:
-        ValueError: it is not supported; the message begins with ``path``.
-    """
-    try:
-        return translate(pattern, in_string=True)
-    except ValueError as refused:
-        raise ValueError(f"{path}: {refused}") from None
 
 
 def _values(choice: str, found: dict[str, Any], kind: object, path: str) -> Schema:

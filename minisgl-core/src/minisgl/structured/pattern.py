@@ -49,6 +49,22 @@ def translate(pattern: str, *, in_string: bool) -> str:
         raise ValueError(f"the pattern {shortened(pattern)} {refused}") from None
 
 
+def string_rule(pattern: str) -> str | None:
+    """Return a pattern of JSON strings as the body of an EBNF rule, if XGrammar needs that.
+
+    In a schema its automata are wrong where an alternative repeats something. All others are as
+    they should be, and much faster to follow than rules.
+
+    Raises:
+        ValueError: as ``translate``.
+    """
+    try:
+        node = _without_empty_repeats(read_pattern(pattern))
+        return _rule(node) if _is_misread(node) else None
+    except Refusal as refused:
+        raise ValueError(f"the pattern {shortened(pattern)} {refused}") from None
+
+
 def any_text(least: int, most: int | None) -> str:
     """Return the pattern, as XGrammar is given it, of JSON's strings of some length."""
     return _written(Repeat(Characters(TEXT, ""), least, most), JSON_PLAIN)
@@ -128,13 +144,54 @@ def _written(node: Node, allowed: Ranges) -> str:
     return ""
 
 
+def _is_misread(node: Node) -> bool:
+    """Return whether an alternative of the pattern repeats something."""
+    match node:
+        case Choice(branches):
+            return any(_repeats(one) or _is_misread(one) for one in branches)
+        case Sequence(items):
+            return any(map(_is_misread, items))
+        case Repeat(item):
+            return _is_misread(item)
+    return False
+
+
+def _repeats(node: Node) -> bool:
+    match node:
+        case Choice(inner) | Sequence(inner):
+            return any(map(_repeats, inner))
+        case Repeat():
+            return True
+    return False
+
+
+def _rule(node: Node) -> str:
+    """Return the pattern of what strings of JSON hold as it is, in EBNF."""
+    match node:
+        case Sequence(items):
+            return f"({' '.join(map(_rule, items))})" if items else '""'
+        case Choice(branches):
+            return f"({' | '.join(map(_rule, branches))})"
+        case Repeat(item, least, most):
+            return f"({_rule(item)}{_quantifier(least, most)})"
+        case Characters():
+            ranges = (f"\\U{a:08x}-\\U{b:08x}" for a, b in _ranges_of(node, JSON_PLAIN))
+            return f"[{''.join(ranges)}]"
+    return '""'
+
+
 def _quantifier(least: int, most: int | None) -> str:
     """Return ``{0,1}`` for ``?``: XGrammar lets ``(ab+)?`` begin in the middle of its group."""
     short = {(0, None): "*", (1, None): "+", (1, 1): ""}.get((least, most))
     return f"{{{least},{'' if most is None else most}}}" if short is None else short
 
 
-def _class_of(node: Characters, allowed: Ranges) -> str:
+def _ranges_of(node: Characters, allowed: Ranges) -> Ranges:
+    """Return the ranges of a class that are ``allowed``.
+
+    Raises:
+        Refusal: there are none.
+    """
     ranges = intersection(node.ranges, allowed)
     if not ranges:
         raise Refusal(
@@ -144,6 +201,11 @@ def _class_of(node: Characters, allowed: Ranges) -> str:
     if len(ranges) > MAX_RANGES:
         widest = sorted(ranges, key=lambda one: one[1] - one[0])[-MAX_RANGES:]
         ranges = union(tuple(widest), intersection(ranges, ((0, 0xFF),)))
+    return ranges
+
+
+def _class_of(node: Characters, allowed: Ranges) -> str:
+    ranges = _ranges_of(node, allowed)
     first, last = ranges[0]
     if len(ranges) == 1 and first == last:
         return _code_of(first)

@@ -27,6 +27,7 @@ from minisgl.structured.code_points import escapes
 from minisgl.structured.interface import GrammarContext, mask_words
 from minisgl.structured.json_schema import prepare
 from minisgl.structured.pattern import translate
+from minisgl.structured.printed_grammar import UnknownFormError, rewritten, tells_names_apart
 from minisgl.structured.utf8 import INVALID
 
 if TYPE_CHECKING:
@@ -208,13 +209,27 @@ def _try_out(matcher: "xgrammar.GrammarMatcher", vocab_size: int, eos: Sequence[
             )
 
 
+_WITH_OTHER_NAMES: Final = (
+    '{"type": "object", "properties": {"a": true}, "additionalProperties": true}'
+)
+
 _Compiler = Callable[["xgrammar.GrammarCompiler", str, int | None], "xgrammar.CompiledGrammar"]
 
 
 def _json_schema(
     compiler: "xgrammar.GrammarCompiler", value: str, whitespace: int | None
 ) -> "xgrammar.CompiledGrammar":
-    return compiler.compile_json_schema(prepare(value), max_whitespace_cnt=whitespace)
+    import xgrammar
+
+    found = prepare(value)
+    if not found.rules and not found.has_other_names:
+        return compiler.compile_json_schema(found.text, max_whitespace_cnt=whitespace)
+    printed = str(xgrammar.Grammar.from_json_schema(found.text, max_whitespace_cnt=whitespace))
+    if found.has_other_names and not tells_names_apart(printed):  # perhaps no rule leads there
+        known = str(xgrammar.Grammar.from_json_schema(_WITH_OTHER_NAMES))
+        if not tells_names_apart(known):
+            raise UnknownFormError
+    return compiler.compile_grammar(rewritten(printed, found.rules))
 
 
 def _json_object(
