@@ -12,6 +12,7 @@ from minisgl.message import (
     AbortRequest,
     DetokenizeOnly,
     ErrorReply,
+    ForgetRequests,
     FrontendMessage,
     ReplyBatch,
     TextReply,
@@ -50,6 +51,7 @@ class InProcessEngine:
 
     transport: _Transport = field(default_factory=_Transport)
     aborted: list[int] = field(default_factory=list)
+    forgotten: list[int] = field(default_factory=list)
     requests: list[TokenizeRequest] = field(default_factory=list)
     paused: bool = False
     chat_template: str | None = None
@@ -70,6 +72,9 @@ class InProcessEngine:
             if isinstance(message, TokenizeRequest):
                 self.requests.append(message)
             message = answer(self.encoder, message)
+        if isinstance(message, ForgetRequests):  # it answers at once, so there is nothing left
+            self.forgotten += message.uids
+            return
         if isinstance(message, AbortRequest):
             self.aborted += message.uids
         if isinstance(message, ErrorReply | TokensReply):

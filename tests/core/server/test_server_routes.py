@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from minisgl.errors import RequestError
+from minisgl.message import ForgetRequests, TokenizeOnly
 from minisgl.server import heartbeat as heartbeat_module
 from support.in_process_engine import MODEL, Served, served
 from support.patience import PATIENCE
@@ -252,10 +253,25 @@ def test_a_client_that_leaves_before_any_answer_aborts_the_request(stream) -> No
         await task
         assert server.client.num_open == 0
         assert server.engine.aborted == [1]
+        assert server.engine.forgotten == [1], "the tokenizer may not have begun"
         server.engine.paused = False
         await all_ended(server)
 
     run(scenario)
+
+
+def test_a_question_whose_client_leaves_is_forgotten() -> None:
+    async def scenario(server: Served) -> None:
+        server.engine.send = lambda message: server.engine.forgotten.extend(  # type: ignore[method-assign]
+            message.uids if isinstance(message, ForgetRequests) else []
+        )
+        asked = asyncio.create_task(server.client.tokens(lambda uid: TokenizeOnly(uid, "x")))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        assert server.engine.forgotten == [1]
+
+    run(scenario, pings=False)
 
 
 def test_leaving_a_batch_aborts_every_prompt_of_it() -> None:

@@ -1,6 +1,7 @@
 """Typed messages between processes, and their msgpack codec.
 
-Frontend -> tokenizer worker: ``TokenizeRequest``. Tokenizer -> scheduler: ``GenerateRequest``.
+Frontend -> tokenizer worker: ``TokenizeRequest``, ``ForgetRequests``.
+Tokenizer -> scheduler: ``GenerateRequest``.
 Frontend or detokenizer -> scheduler: ``AbortRequest``, ``StopFound``, ``Shutdown``.
 Scheduler -> detokenizer: ``TokenBatch``. Detokenizer or tokenizer -> frontend: ``Reply``s.
 Nothing here is ever pickled; bytes that do not decode to the expected type raise ``DecodeError``.
@@ -30,6 +31,7 @@ from minisgl.message.tokenizer import (
     DetokenizeOnly,
     DetokenizerMessage,
     Failure,
+    ForgetRequests,
     LogprobBatch,
     PromptLogprobs,
     StreamStart,
@@ -48,6 +50,7 @@ __all__ = [
     "DetokenizerMessage",
     "ErrorReply",
     "Failure",
+    "ForgetRequests",
     "FrontendMessage",
     "GenerateRequest",
     "LogprobBatch",

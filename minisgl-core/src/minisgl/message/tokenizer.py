@@ -59,6 +59,12 @@ class DetokenizeOnly(msgspec.Struct, frozen=True, tag="detokenize_only"):
     skip_special_tokens: bool = False
 
 
+class ForgetRequests(msgspec.Struct, frozen=True, tag="forget"):
+    """Nobody waits for these any more: what has not been begun shall not be."""
+
+    uids: list[Uid]
+
+
 class StreamStart(msgspec.Struct, frozen=True):
     """What the detokenizer needs to know about a request, before its first token."""
 
@@ -136,5 +142,5 @@ class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):
     prompt_logprobs: list[PromptLogprobs] = []
 
 
-TokenizerMessage = TokenizeRequest | TokenizeOnly | DetokenizeOnly | Shutdown
+TokenizerMessage = TokenizeRequest | TokenizeOnly | DetokenizeOnly | ForgetRequests | Shutdown
 DetokenizerMessage = TokenBatch | Shutdown

@@ -18,6 +18,7 @@ from minisgl.message import (
     BackendMessage,
     DetokenizeOnly,
     ErrorReply,
+    ForgetRequests,
     FrontendMessage,
     Pong,
     ReplyBatch,
@@ -209,8 +210,16 @@ class EngineClient:
         try:
             self._send_to_tokenizer(ask(uid))
             return await answer
+        except asyncio.CancelledError:
+            self._forget_prompts([uid])
+            raise
         finally:
             del self._questions[uid]
+
+    def _forget_prompts(self, uids: Sequence[int]) -> None:
+        """Let the tokenizer leave out what nobody waits for: it may have much to do."""
+        forget: TokenizerMessage = ForgetRequests(list(uids))
+        self._tokenizer.send(forget)
 
     def _send_to_tokenizer(self, message: TokenizerMessage) -> None:
         try:
@@ -261,6 +270,7 @@ class EngineClient:
         if running and self._failure is None:
             abort: BackendMessage = AbortRequest(list(running))
             self._scheduler.send(abort)
+            self._forget_prompts(running)
 
     async def listen(self) -> None:
         """Hand out replies until cancelled; a bad message never ends this."""

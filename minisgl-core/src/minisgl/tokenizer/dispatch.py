@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from minisgl.message import TokenizerMessage
+from minisgl.message import ForgetRequests, TokenizerMessage
 
 BASE_WORK: Final = 100
 """Of any message or request, in characters."""
@@ -69,7 +69,11 @@ class LeastLoaded:
         self._sent = [0] * len(tokenizers)
 
     def send(self, message: TokenizerMessage) -> None:
-        """Queue the message for one of them."""
+        """Queue the message for one of them, or for all if it may concern any."""
+        if isinstance(message, ForgetRequests):
+            for tokenizer in self._tokenizers:
+                tokenizer.send(message)
+            return
         if len(self._tokenizers) == 1:
             self._tokenizers[0].send(message)
             return

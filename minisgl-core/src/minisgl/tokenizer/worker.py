@@ -19,6 +19,7 @@ from minisgl.message import (
     BackendMessage,
     DetokenizerMessage,
     ErrorReply,
+    ForgetRequests,
     FrontendMessage,
     GenerateRequest,
     ReplyBatch,
@@ -32,6 +33,7 @@ from minisgl.message.status import StatusSender
 from minisgl.processes import quiet_collector
 from minisgl.settings import Settings
 from minisgl.tokenizer.answers import answers
+from minisgl.tokenizer.backlog import Backlog
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.dispatch import WorkCounter, work_of
 from minisgl.tokenizer.encoding import PromptEncoder, max_chars_per_token
@@ -82,17 +84,22 @@ def serve_tokenizer(
             }
         )
         done = WorkCounter(addresses.tokenizer_work)
+        backlog = Backlog()
         while True:
-            waiting = wires.inbox.receive(None)
-            asked = [message for message in waiting if not isinstance(message, Shutdown)]
-            for message, reply in answers(encoder, asked):
+            for message in wires.inbox.receive(0 if backlog else None):
+                match message:
+                    case Shutdown():  # every request has ended by now, one way or another
+                        return
+                    case ForgetRequests(uids=uids):
+                        done.add(sum(map(work_of, backlog.forget(uids))))
+                    case _:
+                        backlog.add([message])
+            for message, reply in answers(encoder, backlog.take()):
                 if isinstance(reply, GenerateRequest):
                     wires.scheduler.send(reply)
                 else:
                     wires.frontend.send(reply)
                 done.add(work_of(message))
-            if len(asked) < len(waiting):
-                return
 
 
 def serve_detokenizer(
