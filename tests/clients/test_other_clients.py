@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from clients.conftest import require
+from pydantic import BaseModel
 
 from support.distributions import ROOT
 from support.patience import PATIENCE
@@ -22,6 +23,25 @@ def test_anthropic(example):
     assert int(printed["prompt tokens"]) > 5
     assert "Paris" in printed["answer"]
     assert "Paris" in printed["stream"]
+
+
+def test_anthropic_with_a_pydantic_model(server):
+    require("anthropic")
+    import anthropic
+
+    class City(BaseModel):
+        name: str
+        is_capital: bool
+
+    question = {"role": "user", "content": "What is the capital of France?"}
+    with anthropic.Anthropic(base_url=server, api_key="none", max_retries=0) as client:
+        fields = {"model": "smollm2", "max_tokens": 200, "messages": [question]}
+        message = client.messages.parse(**fields, output_format=City)
+        with client.messages.stream(**fields, output_format=City) as events:
+            streamed = events.get_final_message()
+    for found in (message, streamed):
+        assert isinstance(found.parsed_output, City)
+        assert found.stop_reason == "end_turn"
 
 
 def test_langchain_openai(example):
