@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from clients.conftest import require
 from pydantic import BaseModel
@@ -35,7 +36,7 @@ def test_anthropic_with_a_pydantic_model(server):
 
     question = {"role": "user", "content": "What is the capital of France?"}
     with anthropic.Anthropic(base_url=server, api_key="none", max_retries=0) as client:
-        fields = {"model": "smollm2", "max_tokens": 200, "messages": [question]}
+        fields: Any = {"model": "smollm2", "max_tokens": 200, "messages": [question]}
         message = client.messages.parse(**fields, output_format=City)
         with client.messages.stream(**fields, output_format=City) as events:
             streamed = events.get_final_message()
