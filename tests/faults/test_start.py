@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,9 @@ import pytest
 import torch
 
 from minisgl import LLM
+from minisgl.cli import main
 from minisgl.errors import ModelLoadError
-from support.patience import FOR_EVER, PATIENCE
+from support.patience import FOR_EVER
 from support.server_process import can_bind, running_server, session_members, wait_for
 from support.tiny_models import write_tiny_model
 
@@ -107,36 +107,37 @@ def test_a_pool_that_does_not_fit_is_exit_code_5_and_names_the_setting(tmp_path:
         wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("way", ["flag", "variable", "file"])
 def test_a_backend_that_does_not_exist_is_refused_wherever_its_name_comes_from(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
     """Public cases R131 and R137: from a flag, the environment and a file."""
     folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
-    config = tmp_path / "server.toml"
-    config.write_text('[attention]\nbackend = "no-such-backend"\n')
-    command = [sys.executable, "-m", "minisgl", "serve", str(folder), "--port", "0"]
-    variable = {"MINISGL_ATTENTION__BACKEND": "no-such-backend"}
-    ways: list[tuple[list[str], dict[str, str]]] = [
-        (["--attention-backend", "no-such-backend"], {}),
-        ([], variable),
-        (["--config", str(config)], {}),
-    ]
-    started = [
-        subprocess.Popen(
-            [*command, *flags],
-            env={**os.environ, **more},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for flags, more in ways
-    ]
-    for process in started:
-        _, told = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 3, told
-        assert "no-such-backend" in told
-        assert "torch" in told, "the known names are listed"
+    flags: list[str] = []
+    if way == "flag":
+        flags = ["--attention-backend", "no-such-backend"]
+    elif way == "variable":
+        monkeypatch.setenv("MINISGL_ATTENTION__BACKEND", "no-such-backend")
+    else:
+        config = tmp_path / "server.toml"
+        config.write_text('[attention]\nbackend = "no-such-backend"\n')
+        flags = ["--config", str(config)]
+    assert main(["generate", "--model", str(folder), "--prompt", "x", *flags]) == 3
+    told = capsys.readouterr().err
+    assert "no-such-backend" in told
+    assert "torch" in told, "the known names are listed"
+
+
+@pytest.mark.slow
+def test_a_server_refuses_it_too(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
+    backend = {"backend": "no-such-backend"}
+    with running_server(folder, tmp_path, real_engine=True, attention=backend) as server:
+        assert server.wait() == 3
+        [line] = [line for line in server.stderr.splitlines() if "minisgl: error:" in line]
+        assert "no-such-backend" in line
+        assert "Traceback" not in server.stderr
+        wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer", "tokenizer"])

@@ -69,6 +69,20 @@ class TestBeforeFlashInfersDecode(Paired):
         return HybridBackend(TritonAttentionBackend(context), self.others(context))
 
 
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+def test_a_mixture_of_experts_starts_and_runs_eagerly(backend: str, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "moe", "Qwen3MoeForCausalLM", **WIDE)
+    with LLM(
+        str(path), device="cuda", dtype="bfloat16", attention_backend=backend, num_pages=300,
+        max_running_requests=8, progress=False,
+    ) as llm:  # fmt: skip
+        assert isinstance(llm.engine, Engine)
+        assert llm.engine.graphs is None
+        params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        (result,) = llm.generate([[5, 6, 7]], params, progress=False)
+        assert len(result.token_ids) == 5
+
+
 def test_decode_is_recorded_without_another_package(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "qwen3", "Qwen3ForCausalLM", **WIDE)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

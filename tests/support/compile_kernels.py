@@ -58,6 +58,7 @@ def compile_all(capability: int) -> None:
 
 def call_all(dtype: torch.dtype) -> None:
     from minisgl.kernel import triton as ops
+    from minisgl.kernel.triton.attention import PagedRows, Scores, paged_decode, paged_prefill
 
     x, gated = torch.empty(4, 1024, dtype=dtype), torch.empty(4, 6144, dtype=dtype)
     ops.rms_norm(x, x[0], 1e-6)
@@ -93,6 +94,11 @@ def call_all(dtype: torch.dtype) -> None:
         torch.empty(4, 151_936, dtype=torch.int32), ints, *[floats] * 3, *[ints] * 6
     )
     ops.penalize(logits.float(), longs, state)
+    q, pool = torch.empty(4, 40, 128, dtype=dtype), torch.empty(64, 8, 128, dtype=dtype)
+    paged = PagedRows(page_table=table, rows=longs, kv_lens=ints, page_size=16)
+    for num_splits in (1, 8):
+        paged_decode(q, pool, pool, paged, Scores(scale=1.0), num_splits)
+    paged_prefill(q, pool, pool, paged, Scores(scale=1.0), ints, 256)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from minisgl.errors import DoesNotFitError
 from minisgl.kernel.ops import OpTable
 from minisgl.layers.context import BuildContext
 from minisgl.models.interface import BaseLLMModel
+from minisgl.moe.interface import MoeContext
+from minisgl.moe.torch_backend import TorchMoeBackend
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.settings import Settings, settings_from_keywords
 from support.forward import load_model, load_through_transformers
@@ -48,6 +50,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(tiny: Path) -> BaseLLMModel:
     return load_model(tiny)[0]
+
+
+MOE = MoeContext(
+    device=CUDA, dtype=torch.float32, num_experts=4, top_k=2, hidden_size=8, intermediate_size=8,
+    activation="silu", max_num_tokens=16,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -111,13 +119,18 @@ def test_each_reason_against_graphs_is_a_warning(
 ) -> None:
     assert runner_of(EagerModel(), context) is None
     assert runner_of(model, replace(context, ops=OpTable())) is None
+    moe: Any = TorchMoeBackend(MOE)
+    assert runner_of(model, replace(context, moe=moe)) is None
+    moe.cuda_graphs = True
+    assert runner_of(model, replace(context, moe=moe)) is not None
     context.attention.cuda_graphs = None
     assert runner_of(model, context) is None
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 4
     slower = "decode runs without CUDA graphs, which is slower: "
     assert [record.getMessage() for record in caplog.records] == [
         f"{slower}EagerModel runs eagerly",
         f"{slower}the operations at the head of a graph need Triton",
+        f"{slower}TorchMoeBackend chooses what it launches by the routing",
         f"{slower}the attention backend takes no part in them",
     ]
 

@@ -226,6 +226,19 @@ def test_truncated_file_is_named(llama, tmp_path, keep):
         open_checkpoint(file, "auto")
 
 
+def test_rows_that_their_type_cannot_store_are_refused(tmp_path):
+    """A header that is wrong about a tensor's shape, as of a file that was put together badly."""
+    folder = write_tiny_model(tmp_path, "Qwen3ForCausalLM")
+    file = write_gguf(tmp_path / "model.gguf", folder, "qwen3", quantize=True)
+    data, name = bytearray(file.read_bytes()), b"blk.0.ffn_down.weight"
+    first_size = data.index(name) + len(name) + 4  # behind the number of dimensions
+    (row,) = struct.unpack_from("<Q", data, first_size)
+    struct.pack_into("<Q", data, first_size, row - 1)
+    file.write_bytes(data)
+    with pytest.raises(ModelLoadError, match=rf"ffn_down.* has rows of {row - 1} weights"):
+        dict(open_checkpoint(file, "auto").tensors())
+
+
 def test_file_of_another_format_is_refused(tmp_path):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"PK\x03\x04" + bytes(100))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -16,6 +16,7 @@ from minisgl.tokenizer.chat import ChatOptions
 from minisgl.tokenizer.control_tokens import ALIAS_LEAD, MARKS
 from minisgl.tokenizer.encoding import PromptEncoder
 from minisgl.tokenizer.loading import load_tokenizer
+from support.examples import scaled
 from support.text_tokenizers import byte_level, sentencepiece
 
 TRIMMING = (
@@ -107,6 +108,7 @@ def chats(draw: st.DrawFn, name: str) -> list[dict]:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data(), generation=st.booleans())
+@settings(max_examples=scaled(60))  # for each of six tokenizers
 def test_ordinary_chats_have_the_ids_of_transformers(name, data, generation) -> None:
     messages = data.draw(chats(name))
     control = ENCODERS[name].chat.control
@@ -122,6 +124,7 @@ def test_ordinary_chats_have_the_ids_of_transformers(name, data, generation) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
+@settings(max_examples=scaled(60))  # for each of six tokenizers
 def test_whatever_a_client_writes_only_the_template_makes_control_tokens(name, data) -> None:
     messages = data.draw(chats(name))
     try:
@@ -146,6 +149,7 @@ def test_a_control_token_in_user_text_is_text_with_the_right_characters(name) ->
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
+@settings(max_examples=scaled(60))  # for each of six tokenizers
 def test_the_copy_of_the_tokenizer_encodes_as_the_original_does(name, data) -> None:
     encoder = ENCODERS[name]
     control = encoder.chat.control

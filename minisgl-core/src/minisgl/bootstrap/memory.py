@@ -231,6 +231,8 @@ def _no_graphs(model: BaseLLMModel, context: BuildContext) -> str | None:
         return f"{type(model).__name__} runs eagerly"
     if context.attention.cuda_graphs is None:
         return "the attention backend takes no part in them"
+    if context.moe is not None and not context.moe.cuda_graphs:
+        return f"{type(context.moe).__name__} chooses what it launches by the routing"
     if context.ops.apply_plan is rows.apply_plan:
         return "the operations at the head of a graph need Triton"
     return None

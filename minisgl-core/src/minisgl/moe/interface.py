@@ -37,6 +37,9 @@ class MoeContext:
 class MoeBackend(ABC):
     """Runs the routed experts of one layer."""
 
+    cuda_graphs: bool = False
+    """``forward`` may be recorded: no shape depends on the routing, and nothing synchronises."""
+
     @abstractmethod
     def forward(
         self,
