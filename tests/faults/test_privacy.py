@@ -14,6 +14,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 SECRET = "zebra-velvet-4711"
 KEY = "key-umbrella-0815"
+QUOTING = (
+    "{% for message in messages %}{% if message['role'] == 'quoted' %}"
+    "{{ raise_exception('this is wrong: ' + message['content']) }}{% endif %}{% endfor %}"
+)
+"""Begins a template whose error has the client's text."""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -31,6 +36,7 @@ def bodies() -> list[tuple[str, dict[str, Any]]]:
         (TEXT, {"prompt": SECRET, "model": SECRET}),
         (CHAT, {"messages": [message], "max_tokens": 20}),
         (CHAT, {"messages": [{**message, "role": SECRET}]}),
+        (CHAT, {"messages": [{**message, "role": "quoted"}]}),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": SECRET, "text": SECRET}]}]}),
         (CHAT, {"messages": [message], "chat_template_kwargs": {SECRET: SECRET}}),
         (CHAT, {"messages": [message], "tools": [{"type": "function", "function": SECRET}]}),
@@ -43,6 +49,8 @@ def bodies() -> list[tuple[str, dict[str, Any]]]:
 
 def test_neither_prompts_nor_keys_are_logged_at_any_level(tmp_path: Path) -> None:
     model = write_byte_level(tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text(QUOTING + template.read_text())
     settings = {"log": {"level": "debug"}, "server": {"api_key": [KEY]}}
     with running_server(model, tmp_path, real_text=True, **settings) as server:
         server.wait_ready()

@@ -12,7 +12,7 @@ import torch
 
 from minisgl import LLM
 from minisgl.cli import main
-from minisgl.errors import ModelLoadError
+from minisgl.errors import DoesNotFitError, ModelLoadError
 from support.patience import FOR_EVER
 from support.server_process import can_bind, running_server, session_members, wait_for
 from support.tiny_models import write_tiny_model
@@ -41,6 +41,17 @@ def pickled_weights(folder: Path) -> None:
     torch.save({}, folder / "pytorch_model.bin")
 
 
+def weights_elsewhere(folder: Path) -> None:
+    [file] = folder.glob("*.safetensors")
+    file.rename(folder.parent / file.name)
+    index = {"weight_map": {"model.embed_tokens.weight": f"../{file.name}"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def garbled_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
+
+
 def garbled_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model": 5}')
 
@@ -59,6 +70,8 @@ SPOILED: dict[Callable[[Path], None], list[str]] = {
     no_weights: ["weights"],
     garbled_weights: [".safetensors"],
     pickled_weights: ["pickled weights", "convert"],
+    weights_elsewhere: ["index.json", "files beside it"],
+    garbled_index: ["index.json", "files beside it"],
     garbled_tokenizer: ["tokenizer"],
     garbled_config: ["config.json"],
     strange_shape: ["shape"],
@@ -94,6 +107,18 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path, spoil: Callable[[Path], N
         assert "Traceback" not in server.stderr
         wait_for(lambda: not server.left_over(), f"the end of {server.left_over()}")
         assert can_bind(server.port)
+
+
+def test_weights_that_do_not_fit_are_exit_code_5_and_name_the_model(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
+    config = json.loads((folder / "config.json").read_text())
+    # More than an address space has: no system lets a process take that.
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 10**12}))
+    with pytest.raises(DoesNotFitError) as caught:
+        LLM(str(folder), progress=False)
+    assert caught.value.exit_code == 5
+    assert "the weights of Qwen3ForCausalLM" in str(caught.value)
+    assert "smaller model" in str(caught.value)
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ MinisglError                       1
 A message says what is wrong, the value found, what is allowed, and what to type instead.
 """
 
+import logging
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -115,3 +117,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``" Nearest: 'x'."`` for the known name closest to ``name``, or an empty string."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Nearest: {matches[0]!r}." if matches else ""
+
+
+def stack_of(error: BaseException) -> str:
+    """Return where an exception and its causes were raised, and their types, without messages.
+
+    For logs about one request: a message of a library or a template may quote the client's text.
+    """
+    parts = []
+    chain: BaseException | None = error
+    while chain is not None:
+        frames = "".join(traceback.format_tb(chain.__traceback__))
+        name = f"{type(chain).__module__}.{type(chain).__qualname__}"
+        parts.append(f"Traceback without messages:\n{frames}{name}")
+        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+    return "\nwhile handling:\n".join(parts)
+
+
+def without_messages(record: logging.LogRecord) -> bool:
+    """Filter of loggers that tell of one request's failures: see ``stack_of``."""
+    if record.exc_info and record.exc_info[1] is not None:
+        record.msg = f"{record.getMessage()}:\n{stack_of(record.exc_info[1])}"
+        record.args, record.exc_info = (), None
+    return True

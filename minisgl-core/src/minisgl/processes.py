@@ -1,8 +1,9 @@
 """How a child process begins and ends: shared by the server's workers and the engine's ranks.
 
 A child never outlives its parent: the kernel kills it with its parent (Linux), and a thread that
-waits for the parent's end does so elsewhere. It ignores SIGINT and SIGTERM, because a terminal or
-a service manager sends them to the whole group, while the parent stops its children in order.
+waits for the parent's end does so elsewhere. It ignores SIGINT, SIGTERM and SIGHUP, because a
+terminal or a service manager sends them to the whole group, while the parent stops its children in
+order.
 """
 
 import contextlib
@@ -17,8 +18,8 @@ from collections.abc import Iterator
 from multiprocessing.connection import wait
 from typing import Final
 
-HANDLED_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
-"""What children leave to their parent."""
+HANDLED_SIGNALS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+"""What children leave to their parent: a terminal sends SIGHUP when it is closed."""
 
 EXIT_CRASHED: Final = 1
 

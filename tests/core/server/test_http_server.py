@@ -41,13 +41,13 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def run(scenario: Callable[[int], Awaitable[Any]], **settings: Any) -> Any:
+def run(scenario: Callable[[int], Awaitable[Any]], app: Any = echo, **settings: Any) -> Any:
     """Return what ``scenario`` does, given the port of a running server."""
 
     async def main() -> Any:
         bound = bind_socket("127.0.0.1", 0)
         port = bound.getsockname()[1]
-        server = build_http_server(echo, ServerSettings(**settings))
+        server = build_http_server(app, ServerSettings(**settings))
         listen(bound, "127.0.0.1", port)
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         try:
@@ -104,6 +104,44 @@ def test_endless_headers_are_a_431_and_the_connection_ends(kind: str) -> None:
         status, _, error = parsed(answer)
         assert (status, error["code"]) == (431, "headers_too_large")
         assert str(MAX_HEAD_BYTES) in error["message"]
+
+
+def test_requests_that_follow_one_another_without_waiting_are_no_endless_head() -> None:
+    """Many of them come in one piece, which ends anywhere."""
+    post = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 3\r\n\r\nabc"
+    number = 8 * MAX_HEAD_BYTES // len(post)
+
+    async def scenario(port: int) -> bytes:
+        return await exchange(port, post * number + GET + b"Connection: close\r\n\r\n")
+
+    answers = run(scenario)
+    assert answers.count(b"HTTP/1.1 200 OK") == number + 1
+    assert b"431" not in answers
+
+
+def test_what_is_no_http_never_stands_in_the_middle_of_an_answer() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        begun.set()
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"last"})
+
+    async def scenario(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\r\n")
+        await begun.wait()
+        writer.write(b"this is no request\r\n\r\n")
+        answer = await reader.read()
+        go_on.set()
+        writer.close()
+        return answer
+
+    answer = run(scenario, app=slow)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.endswith(b"first\r\n"), "it ends where the connection was closed"
 
 
 def test_large_headers_within_the_limit_pass_again_and_again() -> None:

@@ -141,6 +141,43 @@ def test_sigterm_to_the_whole_group_is_a_clean_stop(server) -> None:
     assert_gone(server)
 
 
+def test_a_terminal_that_is_closed_stops_the_server_cleanly(server) -> None:
+    os.killpg(server.process.pid, signal.SIGHUP)
+    assert server.wait() == 0
+    assert_gone(server)
+
+
+def test_a_server_that_shall_outlive_its_terminal_does(model, tmp_path) -> None:
+    """As ``nohup`` starts it: with SIGHUP ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with running_server(model, tmp_path) as server:
+            server.wait_ready()
+            os.killpg(server.process.pid, signal.SIGHUP)
+            assert post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
+            server.kill(signal.SIGTERM)
+            assert server.wait() == 0
+            assert "SIGHUP" not in server.stderr
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_request_that_has_not_come_whole_is_told_of_the_end(server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as half:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+        half.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        assert half.recv(4096).startswith(b"HTTP/1.1 100"), "the server waits for the body"
+        server.kill(signal.SIGTERM)
+        answer = b""
+        while piece := half.recv(4096):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"retry-after" in answer.lower()
+    assert server.wait() == 0
+    assert "Traceback" not in server.stderr
+    assert_gone(server)
+
+
 def test_ctrl_c_while_starting_stops_at_once(model, tmp_path) -> None:
     """Public case R119."""
     with running_server(model, tmp_path, fake={"startup": FOR_EVER}) as server:

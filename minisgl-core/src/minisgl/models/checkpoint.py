@@ -231,7 +231,7 @@ def _find_safetensors(path: Path) -> tuple[Path, ...]:
     index_file = path / "model.safetensors.index.json"
     index = read_json(index_file)
     if index is not None:
-        files = [path / name for name in sorted(set(index.get("weight_map", {}).values()))]
+        files = [path / name for name in _shards(index_file, index)]
         missing = [file.name for file in files if not file.exists()]
         if missing:
             raise ModelLoadError(f"{index_file} names files that are not there: {missing}")
@@ -256,6 +256,19 @@ def _find_safetensors(path: Path) -> tuple[Path, ...]:
         f"{path} holds no weights; expected model.safetensors, or "
         "model.safetensors.index.json and its shards (load_format='dummy' needs none)"
     )
+
+
+def _shards(index_file: Path, index: Any) -> list[str]:
+    """Return the names of an index's files; they lie beside it, and nowhere else."""
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    names: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name:
+            raise ModelLoadError(
+                f"{index_file} must have a 'weight_map' of names of files beside it, "
+                f"got {name!r}; fetch it again"
+            )
+    return sorted(set(names))
 
 
 def _names_in(file: Path) -> list[str]:

@@ -2,9 +2,13 @@
 
 import contextlib
 import sys
+import threading
 from typing import Any
 
 from tqdm import tqdm
+
+# Its own lock is a semaphore of the whole machine, which stays if this process is killed.
+tqdm.set_lock(threading.RLock())
 
 
 class _Tolerant:

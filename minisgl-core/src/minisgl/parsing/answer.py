@@ -4,6 +4,7 @@ import logging
 
 import msgspec
 
+from minisgl.errors import without_messages
 from minisgl.parsing.interface import (
     ContentText,
     ParserEvent,
@@ -13,6 +14,7 @@ from minisgl.parsing.interface import (
 )
 
 logger = logging.getLogger(__name__)
+logger.addFilter(without_messages)
 
 
 class AnswerParser:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from minisgl.engine.info import EngineInfo
-from minisgl.errors import RequestError
+from minisgl.errors import RequestError, without_messages
 from minisgl.message import Failure
 from minisgl.request import MAX_BAD_TOKENS, FinishReason, SamplingParams
 from minisgl.scheduler.controls import BAN
@@ -18,6 +18,7 @@ from minisgl.structured.interface import CompiledGrammar, MaskArray, Matcher, ma
 from minisgl.structured.reasoning import ReasoningMatcher
 
 logger = logging.getLogger(__name__)
+logger.addFilter(without_messages)
 
 BUDGET_S: Final = 0.5
 BUDGET_OF_A_TOKEN_S: Final = 0.005

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from minisgl.errors import RequestError
+from minisgl.errors import RequestError, without_messages
 from minisgl.message import (
     AbortRequest,
     BackendMessage,
@@ -32,6 +32,7 @@ from minisgl.server.generation import Generation, error_of
 from minisgl.server.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
+logger.addFilter(without_messages)
 
 Prompt = str | list[int] | list[dict[str, Any]]
 

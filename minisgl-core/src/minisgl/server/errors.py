@@ -177,7 +177,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _crashed(request: Request, error: Exception) -> Response:
-        logger.debug("%s %s failed: %r", request.method, request.url.path, error)
+        logger.debug("a request failed: %s", type(error).__qualname__)
         failure = RequestError("internal server error", status=500)
         # Starlette answers a crash outside of all middleware, so the id must be added here.
         return error_response(failure, id_header(request.scope), path=request.url.path)

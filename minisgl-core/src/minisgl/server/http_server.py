@@ -13,7 +13,7 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from minisgl.errors import RequestError, SettingsError
+from minisgl.errors import RequestError, SettingsError, without_messages
 from minisgl.server.errors import RETRY_AFTER_SECONDS, error_body
 from minisgl.settings import ServerSettings
 
@@ -65,7 +65,14 @@ def build_http_server(app: Any, settings: ServerSettings) -> HttpServer:
     )
     config.load()
     config.ssl = context
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return HttpServer(config)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drop what the server's end says of connections that it cuts, and messages of crashes."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, asyncio.CancelledError) and without_messages(record)
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
@@ -130,6 +137,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._unfinished_bytes = 0
         self._in_head = True
+        self._has_got_on = False
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -153,8 +161,10 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._unfinished_bytes += len(data)
+        self._has_got_on = False
         super().data_received(data)
-        if not self._in_head:
+        # What came may have ended one head and begun another, of which it holds less than all.
+        if self._has_got_on or not self._in_head:
             self._unfinished_bytes = 0
         elif self._unfinished_bytes > MAX_HEAD_BYTES:  # the parser keeps a line until it is whole
             self._refuse_head()
@@ -176,6 +186,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._in_head = False
+        self._has_got_on = True
         if not self._refused:
             super().on_headers_complete()
 
@@ -220,11 +231,18 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, status: HTTPStatus, message: str, code: str | None) -> None:
-        """Answer, once, and close the connection; what else comes over it is not read."""
+        """Answer, once, and close the connection; what else comes over it is not read.
+
+        Where an answer has begun, nothing may stand in its middle: the connection just ends.
+        """
         if self._refused:
             return
         self._refused = True
         self._stop_timer()
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.close()
+            return
         body = msgspec.json.encode(
             error_body(RequestError(message, status=status.value, code=code))
         )

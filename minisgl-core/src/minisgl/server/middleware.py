@@ -50,17 +50,21 @@ class RequestMiddleware:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; a malformed id is a 400, and a crash counts as 500."""
+        """Pass the request on; a malformed id is a 400, and a crash counts as 500.
+
+        One that the server's end cuts off gets a 503.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope[REQUEST_ID_KEY] = uuid.uuid4().hex
         scope[SEND_KEY] = send
-        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+        status, has_begun = HTTPStatus.INTERNAL_SERVER_ERROR.value, False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 status = message["status"]
                 named = id_header(scope).items()
                 found = [(name.lower().encode(), value.encode()) for name, value in named]
@@ -73,6 +77,12 @@ class RequestMiddleware:
                 await self._app(scope, receive, send_with_id)
             else:
                 await refusal(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            # The server ends, and this request's body has not come in time: it, too, has an answer.
+            if has_begun:
+                raise
+            late = RequestError("the server is shutting down", status=503, code="shutting_down")
+            await error_response(late, path=scope["path"])(scope, receive, send_with_id)
         finally:
             # Only known routes and methods are labels: a client must not invent new ones.
             route = getattr(scope.get("route"), "path", None)

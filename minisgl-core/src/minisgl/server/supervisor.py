@@ -178,7 +178,8 @@ class _Server:
         self._death: str | None = None
         loop = asyncio.get_running_loop()
         for number in HANDLED_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it for SIGHUP
+                loop.add_signal_handler(number, self._on_signal, number)
         pool = WorkerPool(self._settings, self._addresses, self._on_death, self._limits)
         with self._open_sockets() as client:
             self._client = client

@@ -68,12 +68,13 @@ class TokenizeBody(RequestModel):
             tools=plan_tools(self.tools).template_tools,
         )
 
-    def texts(self) -> Iterator[tuple[str, str]]:
-        """Yield the field and the text of everything that will be tokenised."""
+    def check_extent(self, model: ServedModel) -> None:
+        """Refuse what must be too long for the model."""
         if self.prompt is not None:
-            yield "prompt", self.prompt
-        for text in message_texts(self.messages or []):
-            yield "messages", text
+            model.check_length(self.prompt, "prompt")
+        messages = self.messages or []
+        others = (self.tools, self.chat_template_kwargs)
+        model.check_chat(messages, message_texts(messages), others)
 
 
 class DetokenizeBody(RequestModel):
@@ -126,8 +127,7 @@ def add_token_routes(
     async def tokenize(request: Request) -> Response:
         asked = parser.parse(await read_body(request), TokenizeBody)
         model.check_name(asked.model)
-        for name, text in asked.texts():
-            model.check_length(text, name)
+        asked.check_extent(model)
         reply = await unless_disconnected(request.receive, client.tokens(asked.ask))
         return json_response(
             {

@@ -11,12 +11,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from minisgl.errors import RequestError
+from minisgl.errors import RequestError, without_messages
 from minisgl.request import GrammarSpec
 from minisgl.structured.interface import CompiledGrammar, GrammarBackend
 from minisgl.structured.reasoning import Vocabulary
 
 logger = logging.getLogger(__name__)
+logger.addFilter(without_messages)
 
 NUM_THREADS: Final = 2
 """Compilations at once."""

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 import numpy as np
 
-from minisgl.errors import RequestError
+from minisgl.errors import RequestError, without_messages
 from minisgl.message import (
     DetokenizeOnly,
     ErrorReply,
@@ -28,6 +28,7 @@ from minisgl.tokenizer.dispatch import work_of
 from minisgl.tokenizer.encoding import PromptEncoder, is_chat
 
 logger = logging.getLogger(__name__)
+logger.addFilter(without_messages)
 
 MadeT = TypeVar("MadeT")
 Message = TokenizeRequest | TokenizeOnly | DetokenizeOnly

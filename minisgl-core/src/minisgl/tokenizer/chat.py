@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from minisgl.errors import RequestError
+from minisgl.errors import RequestError, without_messages
 from minisgl.tokenizer.control_tokens import ControlTokens, Marks, Span
 from minisgl.tokenizer.messages import (
     check_messages,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+logger.addFilter(without_messages)
 
 MAX_TAIL: Final = 4096
 """Characters of ``prompt_tail``."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from minisgl.errors import without_messages
 from minisgl.message import (
     ErrorReply,
     Failure,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+logger.addFilter(without_messages)
 
 
 class _Stream:

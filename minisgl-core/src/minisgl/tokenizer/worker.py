@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import zmq
 
-from minisgl.errors import SettingsError
+from minisgl.errors import SettingsError, without_messages
 from minisgl.message import (
     AbortRequest,
     BackendMessage,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+logger.addFilter(without_messages)
 
 EXIT_LINGER_MS = 1000
 

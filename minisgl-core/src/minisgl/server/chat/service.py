@@ -121,8 +121,8 @@ class ChatService:
         return len(reply.token_ids)
 
     def _check_lengths(self, asked: ChatRequest) -> None:
-        for text in asked.texts():
-            self.model.check_length(text, "messages")
+        others = (asked.tools, asked.chat_template_kwargs)
+        self.model.check_chat(asked.messages, asked.texts(), others)
 
 
 def _with_plan(params: SamplingParams, plan: ToolPlan, *, shows: bool) -> SamplingParams:
