@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
+from minisgl.attention.by_rows import DecodeByRows
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.attention.triton_backend import TritonAttentionBackend
@@ -64,9 +65,40 @@ class TestBehindFlashInfersPrefill(Paired):
         return HybridBackend(self.others(context), TritonAttentionBackend(context))
 
 
+class TestGraphsOfBoth(Paired):
+    """Few rows attend through the one, many through the other."""
+
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        triton, others = TritonAttentionBackend(context), self.others(context)
+
+        def measure(backend: AttentionBackend, context: AttentionContext, rows: int) -> float:
+            return float(rows) if backend is triton else 20.0
+
+        by_rows = DecodeByRows({"others": others, "triton": triton}, context, measure)
+        return HybridBackend(others, others, by_rows)
+
+
 class TestBeforeFlashInfersDecode(Paired):
     def create(self, context: AttentionContext) -> AttentionBackend:
         return HybridBackend(TritonAttentionBackend(context), self.others(context))
+
+
+def test_backends_that_nobody_named_are_measured(tmp_path: Path) -> None:
+    pytest.importorskip("flashinfer")
+    path = write_tiny_model(tmp_path / "qwen3", "Qwen3ForCausalLM", **WIDE)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(
+        str(path), device="cuda", dtype="bfloat16", num_pages=2000, max_running_requests=24,
+        progress=False,
+    ) as llm:  # fmt: skip
+        assert isinstance(llm.engine, Engine)
+        assert llm.engine.graphs is not None
+        chosen = llm.engine.graphs._graphs
+        assert isinstance(chosen, DecodeByRows)
+        assert sorted(chosen._fastest) == [1, 2, 4, 8, 16, 24]
+        prompts = [[5, 6, 7] * n for n in range(1, 20)]
+        results = llm.generate(prompts, params, progress=False)
+        assert all(len(one.token_ids) == 12 for one in results)
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton"])

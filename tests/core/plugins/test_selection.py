@@ -131,6 +131,19 @@ def test_capabilities_are_checked_before_the_probe(plugin_site, capabilities, ch
         select_attention(host, query(**changes), "acme")
 
 
+def test_others_are_those_that_could_decode_as_well(plugin_site):
+    plugin_site.add("acme", plugin_code.attention("fast", "Supported(9, 9)"))
+    plugin_site.add("other", plugin_code.attention("slow", "Supported(None, 5)"))
+    plugin_site.add("third", plugin_code.attention("early", "Supported(5, None)"))
+    host = plugin_site.load()
+    assert [one.record.name for one in select_attention(host, query()).others] == ["slow"]
+    assert [one.record.name for one in select_attention(host, query(), "torch,auto").others] == [
+        "slow"
+    ]
+    assert select_attention(host, query(), "fast").others == (), "a name is a name"
+    assert select_attention(host, query(), "auto,fast").others == ()
+
+
 def test_a_gpu_that_is_good_enough_is_taken(plugin_site):
     plugin_site.add(
         "acme", plugin_code.attention(answer="Supported(11, 11)", min_compute_capability=(8, 0))

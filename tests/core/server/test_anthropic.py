@@ -63,6 +63,21 @@ def test_a_message_has_anthropics_shape() -> None:
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
 
 
+def test_the_client_knows_the_requests_id() -> None:
+    async def scenario(server: Served) -> None:
+        headers = {"X-Request-Id": "mine"}
+        async with anthropic_client(server) as client:
+            message = await client.messages.create(**HELLO, extra_headers=headers)
+            assert (message._request_id, message.id) == ("mine", "msg_mine")
+            with pytest.raises(anthropic.NotFoundError) as caught:
+                await client.messages.create(**{**HELLO, "model": "x"}, extra_headers=headers)
+            assert caught.value.request_id == "mine"
+        other = await server.http.get("/v1/models")
+        assert "request-id" not in other.headers
+
+    run(scenario)
+
+
 def test_usage_keeps_cached_tokens_apart() -> None:
     usage = ask(max_tokens=7).usage
     body = {"messages": HELLO["messages"], "max_tokens": 7}

@@ -6,12 +6,14 @@ from typing import Any
 import torch
 
 from minisgl.attention.batch import Batch
-from minisgl.attention.interface import AttentionBackend, AttentionLayerSpec
+from minisgl.attention.interface import AttentionBackend, AttentionLayerSpec, CudaGraphSupport
 from minisgl.errors import UnsupportedBackendError
 
 
 @dataclass(frozen=True, slots=True)
-class _RoutedPlan:
+class RoutedPlan:
+    """A plan, and the backend that made it."""
+
     backend: AttentionBackend
     plan: Any
 
@@ -21,12 +23,21 @@ class HybridBackend(AttentionBackend):
 
     A mixed launch needs one kernel for both phases and goes to ``prefill``. Neither backend may
     fuse the store unless both do: the layer decides once whether it stores.
+
+    Args:
+        prefill, decode: the backends.
+        graphs: records decode launches; by default, as ``decode`` does.
     """
 
-    def __init__(self, prefill: AttentionBackend, decode: AttentionBackend) -> None:
+    def __init__(
+        self,
+        prefill: AttentionBackend,
+        decode: AttentionBackend,
+        graphs: CudaGraphSupport | None = None,
+    ) -> None:
         self.prefill = prefill
         self.decode = decode
-        self.cuda_graphs = decode.cuda_graphs
+        self.cuda_graphs = graphs or decode.cuda_graphs
         if prefill.store_fusion != decode.store_fusion:
             names = type(prefill).__name__, type(decode).__name__
             raise UnsupportedBackendError(
@@ -36,11 +47,11 @@ class HybridBackend(AttentionBackend):
             )
         self.store_fusion = prefill.store_fusion
 
-    def plan(self, batch: Batch, slot: int) -> _RoutedPlan:
+    def plan(self, batch: Batch, slot: int) -> RoutedPlan:
         """Plan with the backend that this launch's phase belongs to."""
         decode_only = batch.num_decode_rows == batch.num_rows
         backend = self.decode if decode_only else self.prefill
-        return _RoutedPlan(backend, backend.plan(batch, slot))
+        return RoutedPlan(backend, backend.plan(batch, slot))
 
     def attend(
         self,
@@ -50,6 +61,6 @@ class HybridBackend(AttentionBackend):
         new_kv: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Attend with the backend that made the plan: a recorded one is the decode backend's."""
-        if type(plan) is _RoutedPlan:
+        if type(plan) is RoutedPlan:
             return plan.backend.attend(q, layer, plan.plan, new_kv)
         return self.decode.attend(q, layer, plan, new_kv)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from minisgl.attention.hybrid import HybridBackend
-from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.attention.split import SplitBackend
+from minisgl.bootstrap.attention import create_attention
 from minisgl.bootstrap.memory import (
     make_prefill_graphs,
     make_runner,
@@ -43,7 +42,6 @@ from minisgl.plugins.query import build_query
 from minisgl.plugins.records import BackendQuery
 from minisgl.plugins.selection import (
     AUTO,
-    AttentionSelection,
     explain_ops,
     select_attention,
     select_kv_pool,
@@ -100,7 +98,7 @@ def build_engine(
             "and prefill rows in one launch; set scheduler.launch to auto or split"
         )
     ops, jit = select_ops(host, site.query), JitLoader(site.device)
-    attention = _create_attention(site, pool, chosen, ops, jit)
+    attention = create_attention(site, pool, chosen, ops, jit)
     if site.device.type == "cuda":
         attention = SplitBackend(attention)  # for prefills that are recorded
     moe, moe_rows = _create_moe(site, jit)
@@ -262,32 +260,6 @@ def _create_pool(site: Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
     chosen = select_kv_pool(site.host, site.query, settings.cache.pool, settings.backend_options)
     with creating("cache.pool", chosen.choice):
         return chosen.record.create(spec, chosen.settings), chosen.table
-
-
-def _create_attention(
-    site: Site, pool: KVCachePool, chosen: AttentionSelection, ops: OpTable, jit: JitLoader
-) -> AttentionBackend:
-    context = AttentionContext(
-        device=site.device,
-        dtype=site.dtype,
-        num_q_heads=site.query.num_q_heads,
-        num_kv_heads=site.query.num_kv_heads,
-        head_dim=site.config.head_dim,
-        num_layers=site.config.num_layers,
-        page_size=site.query.page_size,
-        kv_pool=pool,
-        max_running_requests=site.settings.scheduler.max_running_requests,
-        max_seq_len=site.max_seq_len,
-        ops=ops,
-        jit=jit,
-    )
-    names = chosen.choice.split(",")
-    with creating("attention", names[0]):
-        prefill = chosen.prefill.create(context, chosen.prefill_settings)
-    if chosen.decode is chosen.prefill:
-        return prefill
-    with creating("attention", names[1]):
-        return HybridBackend(prefill, chosen.decode.create(context, chosen.decode_settings))
 
 
 def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[Decision, ...]]:

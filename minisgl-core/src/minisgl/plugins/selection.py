@@ -47,6 +47,15 @@ class Selection(Generic[RecordT]):
 
 
 @dataclass(frozen=True, slots=True)
+class OtherBackend:
+    """An attention backend that was not chosen, with its qualified name."""
+
+    name: str
+    record: AttentionBackendRecord[Any]
+    settings: Any
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSelection:
     """One attention backend for each phase; often the same one twice.
 
@@ -55,6 +64,8 @@ class AttentionSelection:
         prefill_settings, decode_settings: their validated settings.
         choice: the qualified names, which mean the same in a worker process.
         table: how they were chosen.
+        others: that could decode as well, if nobody was named: an engine may measure them. Not the
+            reference.
     """
 
     prefill: AttentionBackendRecord[Any]
@@ -63,6 +74,7 @@ class AttentionSelection:
     decode_settings: Any
     choice: str
     table: tuple[Decision, ...]
+    others: tuple[OtherBackend, ...] = ()
 
 
 def select_attention(
@@ -88,9 +100,16 @@ def select_attention(
     validate_backend_options(host, options)
     for_prefill, comma, for_decode = choice.partition(",")
     prefill, before = _choose(host.attention, "attention", query, for_prefill, "prefill")
-    decode, after = _choose(
-        host.attention, "attention", query, for_decode if comma else for_prefill, "decode"
-    )
+    wanted = for_decode if comma else for_prefill
+    decode, after = _choose(host.attention, "attention", query, wanted, "decode")
+    others = []
+    if wanted == AUTO:
+        usable = [row for row in after if row.outcome == "usable" and row.rank]
+        offers = [host.attention.get(f"{row.distribution}:{row.name}") for row in usable]
+        others = [
+            OtherBackend(one.qualified, one.record, settings_of(host, one, options))
+            for one in offers
+        ]
     return AttentionSelection(
         prefill=prefill.record,
         decode=decode.record,
@@ -98,6 +117,7 @@ def select_attention(
         decode_settings=settings_of(host, decode, options),
         choice=f"{prefill.qualified},{decode.qualified}",
         table=(*before, *after),
+        others=tuple(others),
     )
 
 

@@ -13,7 +13,12 @@ from minisgl.errors import RequestError
 from minisgl.server.anthropic.routes import add_anthropic_routes
 from minisgl.server.chat.service import ChatService
 from minisgl.server.client import EngineClient
-from minisgl.server.errors import REQUEST_ID_HEADER, error_response, install_error_handlers
+from minisgl.server.errors import (
+    ANTHROPIC_ID_HEADER,
+    REQUEST_ID_HEADER,
+    error_response,
+    install_error_handlers,
+)
 from minisgl.server.fields import RequestParser
 from minisgl.server.metrics import EngineMetrics, HttpMetrics
 from minisgl.server.middleware import ApiKeyMiddleware, BodyMiddleware, RequestMiddleware
@@ -60,7 +65,7 @@ def create_app(
             allow_origins=cors_allow_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID_HEADER, "Retry-After"],
+            expose_headers=[REQUEST_ID_HEADER, ANTHROPIC_ID_HEADER, "Retry-After"],
         )
     metrics = EngineMetrics(model.name, lambda: client.heartbeat.last, num_dropped)
     client.observer = metrics

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS = 5
 CLIENT_CLOSED_REQUEST = 499
 REQUEST_ID_HEADER: Final = "X-Request-Id"
+ANTHROPIC_ID_HEADER: Final = "Request-Id"
 REQUEST_ID_KEY: Final = "minisgl.request_id"
 """Where a request's ASGI scope holds its id."""
 SEND_KEY: Final = "minisgl.send"
@@ -45,8 +46,11 @@ def request_id(scope: Scope) -> str:
 
 
 def id_header(scope: Scope) -> dict[str, str]:
-    """Return the header that tells the client the request's id."""
-    return {REQUEST_ID_HEADER: request_id(scope)}
+    """Return the header that tells the client the request's id; Anthropic's has another name."""
+    named = {REQUEST_ID_HEADER: request_id(scope)}
+    if is_anthropic(scope["path"]):
+        named[ANTHROPIC_ID_HEADER] = request_id(scope)
+    return named
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:

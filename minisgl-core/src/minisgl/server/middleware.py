@@ -17,6 +17,7 @@ from minisgl.server.errors import (
     REQUEST_ID_KEY,
     SEND_KEY,
     error_response,
+    id_header,
     request_id,
 )
 from minisgl.server.metrics import HttpMetrics
@@ -65,8 +66,9 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 has_begun = True
                 status = message["status"]
-                named = (REQUEST_ID_HEADER.lower().encode(), request_id(scope).encode())
-                message["headers"] = [*message["headers"], named]
+                named = id_header(scope).items()
+                found = [(name.lower().encode(), value.encode()) for name, value in named]
+                message["headers"] = [*message["headers"], *found]
             await send(message)
 
         try:

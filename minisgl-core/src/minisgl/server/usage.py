@@ -25,7 +25,6 @@ class Usage:
     num_completion_tokens: int = 0
     num_reasoning_tokens: int = 0
     _counted_prompts: set[int] = field(default_factory=set)
-    _cached_tokens: dict[int, int] = field(default_factory=dict)
     _counted_tokens: dict[int, int] = field(default_factory=dict)
 
     def add(self, index: int, reply: TextReply) -> None:
@@ -34,11 +33,8 @@ class Usage:
         if prompt not in self._counted_prompts:
             self._counted_prompts.add(prompt)
             self.num_prompt_tokens += reply.num_prompt_tokens
-        if index % self.n == 0:
-            # The others find the prompt that the first one has just computed: that is no saving.
-            known = self._cached_tokens.get(prompt, 0)
-            self._cached_tokens[prompt] = max(known, reply.num_cached_tokens)
-            self.num_cached_tokens += self._cached_tokens[prompt] - known
+            # The first answer's: the others find the prompt that it has just computed.
+            self.num_cached_tokens += reply.num_cached_tokens
         if not self.counts_output:
             return
         before = self._counted_tokens.get(index, 0)

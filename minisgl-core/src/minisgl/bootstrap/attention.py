@@ -1,0 +1,74 @@
+"""From the chosen records to one attention backend for all launches."""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from minisgl.attention.by_rows import DecodeByRows
+from minisgl.attention.hybrid import HybridBackend
+from minisgl.attention.interface import AttentionBackend, AttentionContext
+from minisgl.kernel.jit import JitLoader
+from minisgl.kernel.ops import OpTable
+from minisgl.kvcache.interface import KVCachePool
+from minisgl.plugins.failure import creating
+from minisgl.plugins.selection import AttentionSelection, OtherBackend
+
+if TYPE_CHECKING:
+    from minisgl.bootstrap.engine import Site
+
+logger = logging.getLogger(__name__)
+
+
+def create_attention(
+    site: "Site", pool: KVCachePool, chosen: AttentionSelection, ops: OpTable, jit: JitLoader
+) -> AttentionBackend:
+    """Create the backends of both phases, as one.
+
+    Raises:
+        MinisglError: one of them cannot be created.
+    """
+    context = AttentionContext(
+        device=site.device,
+        dtype=site.dtype,
+        num_q_heads=site.query.num_q_heads,
+        num_kv_heads=site.query.num_kv_heads,
+        head_dim=site.config.head_dim,
+        num_layers=site.config.num_layers,
+        page_size=site.query.page_size,
+        kv_pool=pool,
+        max_running_requests=site.settings.scheduler.max_running_requests,
+        max_seq_len=site.max_seq_len,
+        ops=ops,
+        jit=jit,
+    )
+    names = chosen.choice.split(",")
+    with creating("attention", names[0]):
+        prefill = decode = chosen.prefill.create(context, chosen.prefill_settings)
+    if chosen.decode is not chosen.prefill:
+        with creating("attention", names[1]):
+            decode = chosen.decode.create(context, chosen.decode_settings)
+    by_rows = _decode_by_rows(decode, names[1], context, chosen.others)
+    if decode is prefill and by_rows is None:
+        return prefill
+    return HybridBackend(prefill, decode, by_rows)
+
+
+def _decode_by_rows(
+    decode: AttentionBackend, name: str, context: AttentionContext, others: Sequence[OtherBackend]
+) -> DecodeByRows | None:
+    """Return what measures the chosen backend and the others, if there is more than one to record.
+
+    A backend that cannot be created is left out: nobody has asked for it.
+    """
+    if context.device.type != "cuda" or decode.cuda_graphs is None:
+        return None
+    backends = {name: decode}
+    for other in others:
+        try:
+            backend = other.record.create(context, other.settings)
+        except Exception:
+            logger.warning("attention backend %s cannot be created", other.name, exc_info=True)
+            continue
+        if backend.cuda_graphs is not None and backend.store_fusion == decode.store_fusion:
+            backends[other.name] = backend
+    return DecodeByRows(backends, context) if len(backends) > 1 else None
