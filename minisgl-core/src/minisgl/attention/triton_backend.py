@@ -34,6 +34,30 @@ class _Plan:
     query_ends: torch.Tensor | None
 
 
+class _Ends:
+    """Where the queries of one slot's rows end: pinned memory, and when it may be written again."""
+
+    def __init__(self, most_rows: int, device: torch.device) -> None:
+        self._device = device
+        self._copied: torch.cuda.Event | None = None
+        on_gpu = device.type == "cuda"
+        self._host = torch.zeros(most_rows + 1, dtype=torch.int32, pin_memory=on_gpu)
+        if on_gpu:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def upload(self, query_lens: npt.NDArray[np.int32]) -> torch.Tensor:
+        """Return 0 and the running sum, int32 on the device, as a tensor of its own."""
+        if self._copied is not None:
+            self._copied.synchronize()  # two steps ago
+        host = self._host[: len(query_lens) + 1]
+        np.cumsum(query_lens, out=host.numpy()[1:])
+        ends = torch.empty_like(host, device=self._device, pin_memory=False)
+        ends.copy_(host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        return ends
+
+
 class TritonAttentionBackend(AttentionBackend):
     """The backend ``triton``, created from an ``AttentionContext``."""
 
@@ -43,17 +67,17 @@ class TritonAttentionBackend(AttentionBackend):
         self._page_size = context.page_size
         self._num_kv_heads = context.num_kv_heads
         self._most_rows = context.max_running_requests
-        self._device = context.device
+        self._ends = [_Ends(context.max_running_requests, context.device) for _ in range(2)]
         self._multiprocessors = _MULTIPROCESSORS_ELSEWHERE
         if context.device.type == "cuda":
             properties = torch.cuda.get_device_properties(context.device)
             self._multiprocessors = properties.multi_processor_count
 
-    def plan(self, batch: Batch, slot: int) -> _Plan:  # noqa: ARG002
+    def plan(self, batch: Batch, slot: int) -> _Plan:
         """Say where the rows are; of prefill rows, bring the ends of their queries."""
         num_decode, query_ends = batch.num_decode_rows, None
         if num_decode < batch.num_rows:
-            query_ends = self._upload(batch.query_lens[num_decode:])
+            query_ends = self._ends[slot].upload(batch.query_lens[num_decode:])
         return self._plan(batch, num_decode, query_ends)
 
     def attend(
@@ -115,13 +139,3 @@ class TritonAttentionBackend(AttentionBackend):
             prefill=None if query_ends is None else rows(slice(num_decode, None)),
             query_ends=query_ends,
         )
-
-    def _upload(self, query_lens: npt.NDArray[np.int32]) -> torch.Tensor:
-        """Return 0 and the running sum, int32 on the device.
-
-        torch keeps pinned memory from being used again before the copy has read it.
-        """
-        pin = self._device.type == "cuda"
-        ends = torch.zeros(len(query_lens) + 1, dtype=torch.int32, pin_memory=pin)
-        np.cumsum(query_lens, out=ends.numpy()[1:])
-        return ends.to(self._device, non_blocking=True)
