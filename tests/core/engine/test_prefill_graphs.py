@@ -80,7 +80,9 @@ def test_answers_are_those_of_eager_prefills(
         assert replays[10:12] == [0, 0], "longer ones run eagerly"
 
 
-def test_padding_changes_nothing_in_the_pool(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invariant_17_padding_changes_nothing_in_the_pool(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A long prefill leaves its slots in the buffers; a short one after it must not use them."""
     replay_prefills(monkeypatch, [32])
     with llm_of(tiny) as llm:

@@ -307,9 +307,8 @@ def test_a_model_that_is_not_there_is_a_model_load_error() -> None:
 def test_mixed_launches_are_refused_for_a_backend_that_takes_none(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unmixed = dataclasses.replace(
-        next(iter(builtin.minisgl_attention_backends())), capabilities=Capabilities()
-    )
+    offered = {one.name: one for one in builtin.minisgl_attention_backends()}
+    unmixed = dataclasses.replace(offered["torch"], capabilities=Capabilities())
     monkeypatch.setattr(builtin, "minisgl_attention_backends", hookimpl(lambda: [unmixed]))
     with pytest.raises(UnsupportedBackendError, match=r"set scheduler\.launch to auto or split"):
         LLM(str(tiny_path), progress=False, scheduler={"launch": "mixed"})
