@@ -235,6 +235,15 @@ class Chunks(Audit):
 @example(plain(rows=2, budget=2), [Ask(0, (2,), 1), Ask(0, (2, 2), 1)])
 @example(plain(), [Ask(0, (2, 2), 1)])
 @example(plain(overlap=True), [Ask(0, (2, 2), 1)])
+@example(
+    plain(page_size=1, num_pages=36, max_seq_len=40, rows=3, budget=6, cache="radix"),
+    [
+        *[Ask(0, (2,), 1)] * 2,
+        Ask(0, (*[7] * 15, 2, 3), 4),
+        Ask(0, (3,), 5),
+        Ask(0, (*(2, 3, 4, 5) * 2, 2, 3, 2), 2, min_tokens=2, stop_token_ids=(3,), grammar="2:4"),
+    ],
+)
 @given(set_ups(), schedules(max_size=6))
 def test_invariant_16_chunks_concatenate_to_the_prompt(
     set_up: dict[str, Any], schedule: list[Ask]
@@ -254,5 +263,9 @@ def test_invariant_16_chunks_concatenate_to_the_prompt(
     for uid, ask in enumerate(schedule):
         # The last token is never fed, but for a stop that the host sees one step later.
         num_fed = len(ask.prompt) + len(ask.tokens) - 1
+        if ask.reason == "error":
+            # Retracted before its dead end is seen, it ends while it is computed again, or before.
+            assert audit.next_position.get(uid, 0) <= num_fed
+            continue
         past_the_end = int(ask.reason == "stop" and set_up["overlap"])
         assert num_fed <= audit.next_position[uid] <= num_fed + past_the_end
