@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,22 +57,39 @@ def directory_of(addresses: Addresses) -> Path:
     return Path(addresses.scheduler.removeprefix("ipc://")).parent
 
 
-def test_what_a_killed_process_left_behind_goes_with_the_next_start(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_killed_process_leaves_no_directory(tmp_path: Path) -> None:
+    """Nobody of its group helps, and no later server."""
     code = (
         "import os, signal\n"
         "from minisgl.message.sockets import private_addresses\n"
         "with private_addresses() as addresses:\n"
         "    print(addresses.scheduler, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    os.killpg(0, signal.SIGKILL)\n"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
     )
     left = Path(done.stdout.strip().removeprefix("ipc://")).parent
-    assert left.is_dir()
     assert left.parent == tmp_path
+    deadline = time.monotonic() + PATIENCE
+    while left.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_left_all_the_same_goes_with_the_next_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "minisgl-left"
+    left.mkdir()
+    (left / "lock").touch()
     foreign = tmp_path / "minisgl-of-somebody-else"
     foreign.mkdir()
     with private_addresses() as other:
@@ -79,6 +97,15 @@ def test_what_a_killed_process_left_behind_goes_with_the_next_start(tmp_path, mo
         with private_addresses():
             assert directory_of(other).is_dir(), "one that is in use stays"
     assert list(tmp_path.iterdir()) == [foreign]
+
+
+def test_a_machine_without_a_shell_has_its_directories_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with private_addresses() as addresses:
+        assert directory_of(addresses).is_dir()
+    assert not directory_of(addresses).exists()
 
 
 def test_messages_arrive_in_order_and_whole(context, addresses) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,12 +63,14 @@ class Addresses(msgspec.Struct, frozen=True):
 def private_addresses() -> Iterator[Addresses]:
     """Yield fresh ipc addresses in a directory of mode 0700, which is removed at exit.
 
-    What a killed process has left behind is removed here, too: this one holds a lock on its own
-    directory, which goes with it however it ends.
+    If this process is killed, a process that does nothing else removes the directory. What one has
+    left behind all the same, with a whole machine, is removed here: a process holds a lock on its
+    own directory, which goes with it however it ends.
     """
     with contextlib.ExitStack() as stack:
         directory = _locked_directory(stack)
         _remove_abandoned(directory.parent)
+        stack.enter_context(_removed_at_our_end(directory))
         yield Addresses(
             **{name: f"ipc://{directory / name}.ipc" for name in Addresses.__struct_fields__}
         )
@@ -85,6 +88,28 @@ def _locked_directory(stack: contextlib.ExitStack) -> Path:
         # Another process may have taken it for abandoned in the moment before it was locked.
         if _lock(lock) and (directory / _LOCK).exists():
             return directory
+
+
+@contextmanager
+def _removed_at_our_end(directory: Path) -> Iterator[None]:
+    """Remove a directory even if this process is killed: somebody reads a pipe until it ends.
+
+    In a session of its own, which signals to our group or terminal do not reach.
+    """
+    watch = ["sh", "-c", 'read -r _; rm -rf -- "$1"', "minisgl-cleaner", str(directory)]
+    try:
+        cleaner = subprocess.Popen(  # noqa: S603
+            watch,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:  # no shell, or no more processes: the next server cleans up
+        yield
+        return
+    with cleaner:  # closes the pipe and waits
+        yield
 
 
 def _remove_abandoned(parent: Path) -> None:
