@@ -287,11 +287,12 @@ def resident(pid: int) -> float:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield all processes below one."""
-    with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            yield int(child)
-            yield from descendants(int(child))
+    """Yield all processes below one, whichever of its threads has started them."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in children.read_text().split():
+                yield int(child)
+                yield from descendants(int(child))
 
 
 @contextlib.contextmanager

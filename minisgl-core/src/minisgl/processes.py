@@ -29,8 +29,12 @@ _RESTING_THRESHOLDS: Final = (10_000, 1_000, 1_000)
 """When the collector looks at its generations of objects: the oldest one in effect never."""
 
 
-_QUIET_YOUNG: Final = 20_000
-"""New objects that set off a collection: more than several steps of many requests hold."""
+_QUIET_THRESHOLDS: Final = (20_000, 2, 10)
+"""New objects that set off a collection: more than several steps of many requests hold.
+
+Every third one visits what has outlived the last two: requests that ended meanwhile, in cycles.
+With the usual tenth an API server with 256 streams grew by 27 MiB before it stopped growing.
+"""
 
 
 def die_with_parent(parent_pid: int, sentinel: int | None, *, by_kernel: bool = True) -> None:
@@ -90,7 +94,7 @@ def quiet_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_QUIET_YOUNG, *gc.get_threshold()[1:])
+    gc.set_threshold(*_QUIET_THRESHOLDS)
 
 
 @contextlib.contextmanager
