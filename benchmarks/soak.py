@@ -104,9 +104,10 @@ class Traffic:
                 self._pause = 0.0
 
     async def once(self) -> None:
-        """Send one request of each kind."""
+        """Send one request of each kind, and one whose form a process of its own compiles."""
         for _, _, send in self._kinds:
             await send()
+        await self._whole("form", {"prompt": "x", "max_tokens": 4, "regex": "[a-z]+"})
 
     def _prompt(self, num_words: int) -> str:
         return " ".join(self._random.choices(WORDS, k=num_words))
