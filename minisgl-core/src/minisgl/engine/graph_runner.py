@@ -43,12 +43,23 @@ class Recorder(Protocol):
         """Give back the memory of everything recorded."""
 
 
-class CudaGraphRecorder:
-    """Records CUDA graphs that share one memory pool, which is possible as they run in turn."""
+class CudaGraphs:
+    """CUDA graphs that share one memory pool, which is possible as they run in turn."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
+
+    def forget(self) -> None:
+        """Destroy all graphs."""
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+        self._pool = torch.cuda.graph_pool_handle()
+
+
+class CudaGraphRecorder(CudaGraphs):
+    """Records a graph a step."""
 
     def record(self, step: Step) -> tuple[Replay, torch.Tensor]:
         """Run ``step`` on the current stream, then record it."""
@@ -66,13 +77,6 @@ class CudaGraphRecorder:
         # The result's memory goes back to the pool, for smaller graphs; what is in it stays
         # readable until one of them runs.
         return graph.replay, alias(result)
-
-    def forget(self) -> None:
-        """Destroy all graphs."""
-        for graph in self._graphs:
-            graph.reset()
-        self._graphs.clear()
-        self._pool = torch.cuda.graph_pool_handle()
 
 
 @dataclass(slots=True)

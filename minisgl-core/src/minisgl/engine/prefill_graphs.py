@@ -25,7 +25,7 @@ import torch
 from minisgl.attention.batch import Batch
 from minisgl.attention.interface import AttentionBackend, AttentionLayerSpec
 from minisgl.attention.split import CutPlan, NewKV
-from minisgl.engine.graph_runner import alias
+from minisgl.engine.graph_runner import CudaGraphs, alias
 from minisgl.models.interface import BaseLLMModel
 
 logger = logging.getLogger(__name__)
@@ -55,12 +55,11 @@ class PieceRecorder(Protocol):
         """Give back the memory of everything recorded."""
 
 
-class CudaPieceRecorder:
-    """Records CUDA graphs that share one memory pool, on the current stream."""
+class CudaPieceRecorder(CudaGraphs):
+    """Records a graph a piece, on the current stream."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: list[torch.cuda.CUDAGraph] = []
+        super().__init__()
         self._begun: torch.cuda.CUDAGraph | None = None
 
     def begin(self) -> None:
@@ -86,13 +85,6 @@ class CudaPieceRecorder:
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor over the same memory, which goes back to the pool."""
         return alias(tensor)
-
-    def forget(self) -> None:
-        """Destroy all graphs."""
-        for graph in self._graphs:
-            graph.reset()
-        self._graphs.clear()
-        self._pool = torch.cuda.graph_pool_handle()
 
 
 @dataclass(slots=True)

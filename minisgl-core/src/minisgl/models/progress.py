@@ -7,8 +7,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-# Its own lock is a semaphore of the whole machine, which stays if this process is killed.
-tqdm.set_lock(threading.RLock())
+
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    """A bar with a lock of its own: tqdm's is a semaphore of the whole machine.
+
+    That one would stay if this process is killed.
+    """
+
+
+_Bar.set_lock(threading.RLock())
 
 
 class _Tolerant:
@@ -33,4 +40,4 @@ class _Tolerant:
 
 def progress_bar(*args: Any, show: bool, **options: Any) -> "tqdm[Any]":
     """Return a progress bar with the arguments of ``tqdm``, silent unless ``show``."""
-    return tqdm(*args, disable=not show, file=_Tolerant(sys.stderr), **options)
+    return _Bar(*args, disable=not show, file=_Tolerant(sys.stderr), **options)
