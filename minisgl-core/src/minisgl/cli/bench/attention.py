@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--memory-gib", type=number, metavar="N",
         help=f"skip cases whose K and V take more (default: {_MEMORY_GIB:.0f}, and at most "
-        f"{_MEMORY_SHARE:.0%} of what is free)",
+        f"{_MEMORY_SHARE:.0%}% of what is free)",
     )  # fmt: skip
     group.add_argument(
         "--picture", type=Path, metavar="FILE.png",
