@@ -201,8 +201,8 @@ def _note_logits(llm: LLM) -> Noted:
     if engine.graphs is not None:
         replay, graph_replay = engine._replay, engine.graphs.replay
 
-        def replaying(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            logits, tokens = graph_replay(*arguments)
+        def replaying(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            logits, tokens = graph_replay(*arguments, **options)
             kept.append(logits)
             return logits, tokens
 
