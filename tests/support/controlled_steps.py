@@ -223,7 +223,7 @@ def _noted_logits(engine: Engine) -> Iterator[list[torch.Tensor]]:
         replay = graphs.replay
 
         def replaying(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            logits, tokens = replay(*arguments)
+            logits, tokens = replay(*arguments, **options)
             noted.append(logits.float().clone())
             return logits, tokens
 

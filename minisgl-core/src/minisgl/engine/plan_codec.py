@@ -65,12 +65,13 @@ class PlanLayout(NamedTuple):
         d = c + order
         e = d + chunks * CHUNK_WORDS
         end = e + tokens
-        groups = shared_tokens = mask_rows = masks = slice(end, end)
+        groups = shared_tokens = slice(end, end)
         if flags & _HAS_GROUPS:
             num_rows, num_groups = words[end : end + 2].tolist()
             groups = slice(end + 2, end + 2 + num_rows)
             shared_tokens = slice(groups.stop, groups.stop + num_groups)
             end = shared_tokens.stop
+        mask_rows = masks = slice(end, end)
         if flags & _HAS_MASKS:
             num_masks, width = words[end : end + 2].tolist()
             mask_rows = slice(end + 2, end + 2 + num_masks)
