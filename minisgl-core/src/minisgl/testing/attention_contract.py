@@ -11,6 +11,7 @@ A third-party backend proves itself with a subclass in its own tests::
 Every test compares with attention in float64, token by token, by relative norm. Needs pytest.
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -36,18 +37,26 @@ class AttentionBackendContract:
 
     Attributes:
         device, dtype: to test on.
+        phases: of ``prefill`` and ``decode``, that the backend serves.
         page_sizes, groups (query heads per KV head), head_dims: to test.
+        usual_page_size: of the tests that run with one alone.
         num_kv_heads: KV heads of all tests.
         mixed_batches: whether a launch may hold decode and prefill rows.
         graph_sizes: rows of the graphs to record, where the backend takes part in CUDA graphs.
         num_launches: of the tests that reuse buffers.
         synchronizes: whether ``plan`` waits for the device; a backend that serves must not.
         tolerance: largest relative error of a token; ``None`` is a value for the dtype.
+        tail: what follows a row's last token in its last page. A pool hands pages on as they are,
+            so that is whatever other requests left there. A backend that multiplies it with 0
+            rather than leave it alone needs a number, and says so here: one request that computed
+            infinities would spoil another.
     """
 
     device: ClassVar[str] = "cpu"
     dtype: ClassVar[torch.dtype] = torch.float32
+    phases: ClassVar[Sequence[str]] = ("prefill", "decode")
     page_sizes: ClassVar[Sequence[int]] = (1, 16, 64)
+    usual_page_size: ClassVar[int] = 16
     groups: ClassVar[Sequence[int]] = (1, 2, 4, 5, 8)
     head_dims: ClassVar[Sequence[int]] = (64, 128)
     num_kv_heads: ClassVar[int] = 2
@@ -56,6 +65,7 @@ class AttentionBackendContract:
     num_launches: ClassVar[int] = 100
     synchronizes: ClassVar[bool] = False
     tolerance: ClassVar[float | None] = None
+    tail: ClassVar[float] = math.nan
 
     def create(self, context: AttentionContext) -> AttentionBackend:
         """Return the backend under test; the pool of ``context`` has no memory yet."""
@@ -69,18 +79,21 @@ class AttentionBackendContract:
 
     def test_decode(self, page_size: int, group: int, head_dim: int) -> None:
         """Rows of very different lengths, from one token on, each with its last token's query."""
+        self._needs("decode")
         rows, backend = self._make(page_size, group, head_dim)
         order = [*range(len(LENGTHS))][::-1]
         self._check(backend, rows, order, [LENGTHS[row] for row in order])
 
     def test_decode_of_a_single_row(self, page_size: int, group: int, head_dim: int) -> None:
         """One row alone: the launch that is split most."""
+        self._needs("decode")
         rows, backend = self._make(page_size, group, head_dim)
         for row in (0, 4, len(LENGTHS) - 1):
             self._check(backend, rows, [row], [LENGTHS[row]])
 
     def test_prefill(self, page_size: int, group: int, head_dim: int) -> None:
         """Whole prompts of different lengths in one launch."""
+        self._needs("prefill")
         rows, backend = self._make(page_size, group, head_dim)
         order = [9, 0, 4, 10, 2]
         lengths = [LENGTHS[row] for row in order]
@@ -90,6 +103,7 @@ class AttentionBackendContract:
         self, page_size: int, group: int, head_dim: int
     ) -> None:
         """Chunks of prompts whose beginning is in the pool already, one token among them."""
+        self._needs("prefill")
         rows, backend = self._make(page_size, group, head_dim)
         order = [3, 11, 9, 8, 10]
         chunks = [1, 200, 129, 64, 3]
@@ -108,7 +122,8 @@ class AttentionBackendContract:
 
     def test_queries_may_be_a_view_of_wider_rows(self, group: int, head_dim: int) -> None:
         """Queries as a slice of a projection's output, in which K and V follow them."""
-        rows, backend = self._make(16, group, head_dim)
+        self._needs("decode")
+        rows, backend = self._make(self.usual_page_size, group, head_dim)
         layer, seen = rows.layers[0], [777, 64]
         wide = torch.cat((rows.queries(2), rows.queries(2)), dim=1)
         q = wide[:, : layer.num_q_heads]
@@ -118,7 +133,8 @@ class AttentionBackendContract:
 
     def test_launches_of_one_step_do_not_disturb_each_other(self) -> None:
         """Decode and prefill are planned with one slot number, then attend in turns."""
-        rows, backend = self._make(16, self.groups[-1], self.head_dims[-1], num_layers=2)
+        self._needs("prefill", "decode")
+        rows, backend = self._make_usual(num_layers=2)
         decode, prefill = [11, 3, 0], [10, 7]
         seen, chunks = [LENGTHS[row] for row in prefill], [200, 65]
         q_decode, q_prefill = rows.queries(3), rows.queries(265)
@@ -137,9 +153,13 @@ class AttentionBackendContract:
         """One launch of each slot is planned and launched while the stream stands still."""
         if torch.device(self.device).type != "cuda" or self.synchronizes:
             pytest.skip("waits for the device, or has none")
-        rows, backend = self._make(16, self.groups[-1], self.head_dims[-1])
+        rows, backend = self._make_usual()
         layer, q = rows.layers[0], rows.queries(165)
-        batches = [rows.batch([10, 7], [300, 65], [100, 65]), rows.batch([11, 6], [777, 64])]
+        batches = []
+        if "prefill" in self.phases:
+            batches.append(rows.batch([10, 7], [300, 65], [100, 65]))
+        if "decode" in self.phases:
+            batches.append(rows.batch([11, 6], [777, 64]))
         with torch.inference_mode():
             for stalled in (False, True):  # first without: memory and modules are got then
                 torch.cuda.synchronize()
@@ -160,7 +180,7 @@ class AttentionBackendContract:
         A launch's host buffers are free for the next but one: whatever is copied from them must
         have been copied by then.
         """
-        rows, backend = self._make(16, self.groups[-1], self.head_dims[-1])
+        rows, backend = self._make_usual()
         random = np.random.default_rng(0)
         layer, launches = rows.layers[0], []
         with torch.inference_mode():
@@ -170,7 +190,7 @@ class AttentionBackendContract:
                 order = random.permutation(len(LENGTHS))[: random.integers(1, len(LENGTHS) + 1)]
                 seen = [int(random.integers(1, LENGTHS[row] + 1)) for row in order]
                 chunks = None
-                if number % 3 == 2:
+                if "decode" not in self.phases or ("prefill" in self.phases and number % 3 == 2):
                     chunks = [int(random.integers(1, min(n, 64) + 1)) for n in seen]
                 q = rows.queries(len(seen) if chunks is None else sum(chunks))
                 batch = rows.batch(order.tolist(), seen, chunks)
@@ -214,7 +234,7 @@ class AttentionBackendContract:
 
     def test_many_replays_behind_a_stalled_stream(self) -> None:
         """Graphs are replayed with different lengths while none has run, with eager launches."""
-        rows, backend = self._make(16, self.groups[-1], self.head_dims[-1])
+        rows, backend = self._make_usual()
         random = np.random.default_rng(2)
         layer, launches = rows.layers[0], []
         with self._record(backend, rows) as recorder:
@@ -229,8 +249,10 @@ class AttentionBackendContract:
                 launches.append((q, order, seen, out))
                 if number % 2:
                     with torch.inference_mode():
-                        batch = rows.batch([10, 7], [300, 65], [100, 65])
-                        backend.attend(rows.queries(165), layer, backend.plan(batch, number % 2))
+                        chunks = [100, 65] if "prefill" in self.phases else None
+                        batch = rows.batch([10, 7], [300, 65], chunks)
+                        q = rows.queries(int(batch.query_lens.sum()))
+                        backend.attend(q, layer, backend.plan(batch, number % 2))
         for q, order, seen, out in launches:
             self._compare(out, rows.expected(q, layer, order.tolist(), seen))
 
@@ -241,6 +263,15 @@ class AttentionBackendContract:
         for name in ("page_size", "group", "head_dim"):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, getattr(self, f"{name}s"))
+
+    def _needs(self, *phases: str) -> None:
+        for phase in phases:
+            if phase not in self.phases:
+                pytest.skip(f"does not serve {phase}")
+
+    def _make_usual(self, num_layers: int = 1) -> tuple[PagedRows, AttentionBackend]:
+        shape = (self.usual_page_size, self.groups[-1], self.head_dims[-1])
+        return self._make(*shape, num_layers)
 
     def _make(
         self, page_size: int, group: int, head_dim: int, num_layers: int = 1
@@ -257,6 +288,7 @@ class AttentionBackendContract:
             device=self.device,
             ops=self.ops(),
             seed=page_size + 100 * group + head_dim,
+            tail=self.tail,
         )
         backend = self.create(rows.context)
         rows.allocate()

@@ -3,6 +3,7 @@
 What the attention contract (``minisgl.testing.attention_contract``) is made of.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,8 +21,8 @@ class PagedRows:
     """A pool, a page table and random rows, for one shape of attention.
 
     Pages of a row lie in random order. Every element of the pool that no row owns is NaN: other
-    pages, the dummy page 0, and what follows a row's last token in its last page. The last row of
-    the table is the padding row, whose only page is the dummy.
+    pages, the dummy page 0, and what follows a row's last token in its last page (or ``tail``
+    there). The last row of the table is the padding row, whose only page is the dummy.
 
     Args:
         lengths: tokens of each row.
@@ -31,6 +32,7 @@ class PagedRows:
         dtype, device: of queries, K and V.
         ops: what a backend is given.
         seed: of everything random.
+        tail: what follows a row's last token in its last page.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class PagedRows:
         device: torch.device | str = "cpu",
         ops: OpTable | None = None,
         seed: int = 0,
+        tail: float = math.nan,
     ) -> None:
         self.lengths = tuple(lengths)
         self.device = torch.device(device)
@@ -99,6 +102,7 @@ class PagedRows:
         self.page_table = torch.from_numpy(table).to(self.device)
         self._table = table
         self._num_pages = num_pages
+        self._tail = tail
         on_gpu = self.device.type == "cuda"
         self._staged = torch.empty(1 << 18, dtype=torch.int64, pin_memory=on_gpu)
         self._num_staged = 0
@@ -187,12 +191,17 @@ class PagedRows:
         return out
 
     def _write(self, part: torch.Tensor, row: int) -> torch.Tensor:
-        values = self._random(self.lengths[row], *part.shape[2:])
-        positions = np.arange(self.lengths[row])
-        slots = self._table[row, positions // self.page_size].astype(np.int64) * self.page_size
-        slots += positions % self.page_size
-        part.view(-1, *part.shape[2:])[torch.from_numpy(slots).to(self.device)] = values
+        length = self.lengths[row]
+        values = self._random(length, *part.shape[2:])
+        flat = part.view(-1, *part.shape[2:])
+        flat[self._slots(row, np.arange(length))] = values
+        behind = np.arange(length, -(-length // self.page_size) * self.page_size)
+        flat[self._slots(row, behind)] = self._tail
         return values
+
+    def _slots(self, row: int, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+        slots = self._table[row, positions // self.page_size].astype(np.int64) * self.page_size
+        return torch.from_numpy(slots + positions % self.page_size).to(self.device)
 
     def _random(self, *shape: int) -> torch.Tensor:
         values = torch.randn(shape, generator=self._generator, device=self.device)
