@@ -22,9 +22,7 @@ import torch
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.kernel.ops import OpTable
 from minisgl.testing.graph_recorder import GraphRecorder
-from minisgl.testing.paged_rows import PagedRows, largest_error
-
-_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+from minisgl.testing.paged_rows import TOLERANCES, PagedRows, largest_error
 
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 300, 777)
 """Tokens of the rows: below, at and above the borders of pages and of kernels' tiles."""
@@ -320,7 +318,7 @@ class AttentionBackendContract:
 
     def _compare(self, out: torch.Tensor, expected: torch.Tensor) -> None:
         error, token = largest_error(out, expected)
-        limit = self.tolerance or _TOLERANCES[self.dtype]
+        limit = self.tolerance or TOLERANCES[self.dtype]
         assert error <= limit, f"relative error {error:.2e} at token {token}, allowed {limit:.0e}"
 
     def _record(self, backend: AttentionBackend, rows: PagedRows) -> GraphRecorder:

@@ -5,6 +5,8 @@ What the attention contract (``minisgl.testing.attention_contract``) is made of.
 
 import math
 from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,11 @@ from minisgl.attention.interface import AttentionContext, AttentionLayerSpec
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVPoolSpec
 from minisgl.kvcache.mha_pool import MHAKVCachePool
+
+TOLERANCES: Final = MappingProxyType(
+    {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+)
+"""By dtype: the largest relative error, by norm, of a token's output."""
 
 
 class PagedRows:
