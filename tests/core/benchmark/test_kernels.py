@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.benchmark import attention_cases, timing
-from minisgl.benchmark.attention_cases import PRESETS, AttentionRig, make_batch, parse_case
+from minisgl.benchmark import attention_rig, timing
+from minisgl.benchmark.attention_cases import PRESETS, parse_case
+from minisgl.benchmark.attention_rig import AttentionRig, make_batch
 from minisgl.benchmark.op_cases import model_shape, op_cases
 from minisgl.benchmark.published import write_config
 from minisgl.benchmark.timing import num_copies
@@ -40,7 +41,7 @@ def tiny(tmp_path):
 @pytest.fixture(autouse=True)
 def small_caches(monkeypatch):
     """A CPU's cache is larger than these tests want to fill."""
-    for module in (attention_cases, __import__("minisgl.benchmark.op_cases", fromlist=["x"])):
+    for module in (attention_rig, __import__("minisgl.benchmark.op_cases", fromlist=["x"])):
         monkeypatch.setattr(module, "num_copies", lambda *_, **__: 2)
 
 

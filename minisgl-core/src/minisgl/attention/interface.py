@@ -52,6 +52,8 @@ class AttentionContext:
         kv_pool: the pool that the backend reads; its memory is allocated later than the backend.
         max_running_requests: most rows of one launch.
         max_seq_len: most tokens of one row.
+        sliding_window: whether any layer has one.
+        logit_soft_cap: whether any layer has one.
         ops: the table of small fused operations.
         jit: loads a backend's own CUDA sources.
     """
@@ -66,6 +68,8 @@ class AttentionContext:
     kv_pool: KVCachePool
     max_running_requests: int
     max_seq_len: int
+    sliding_window: bool = False
+    logit_soft_cap: bool = False
     ops: OpTable = field(default_factory=OpTable)
     jit: JitLoader = field(default_factory=JitLoader)
 

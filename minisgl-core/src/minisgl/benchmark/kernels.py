@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from minisgl.benchmark.attention_cases import AttentionCase, AttentionRig
+from minisgl.benchmark.attention_cases import AttentionCase
+from minisgl.benchmark.attention_rig import AttentionRig
 from minisgl.benchmark.op_cases import OpCase
 from minisgl.benchmark.timing import Target, Timing, time_calls
 from minisgl.errors import DoesNotFitError, PluginError

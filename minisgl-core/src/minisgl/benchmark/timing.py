@@ -14,6 +14,9 @@ Clock = Literal["graph", "events", "clock"]
 _REPEATS: Final = 5
 """Measurements, of which the median counts."""
 
+_LONG_S, _REPEATS_OF_LONG = 0.1, 3
+"""Runs that take so long are repeated only so often."""
+
 SHORTEST_S: Final = 0.01
 """A measurement runs the calls again and again for at least so long."""
 
@@ -25,13 +28,18 @@ class Timing:
     """Time of one call.
 
     Attributes:
-        seconds: median over the measurements.
+        repeats: seconds of a call in each measurement, in their order.
         clock: ``graph`` (CUDA events around replays of a graph), ``events`` (around a loop of
             launches, which counts gaps that the host leaves), or ``clock`` (of the host).
     """
 
-    seconds: float
+    repeats: tuple[float, ...]
     clock: Clock
+
+    @property
+    def seconds(self) -> float:
+        """Median over the measurements."""
+        return median(self.repeats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +88,9 @@ def time_calls(
     """
     if device.type != "cuda":
         return Timing(_time_loop(calls, time.perf_counter, shortest_s), "clock")
-    if not graph:
-        return Timing(_time_on_gpu(lambda: _run(calls), shortest_s) / len(calls), "events")
-    return Timing(_time_on_gpu(_capture(calls), shortest_s) / len(calls), "graph")
+    run = _capture(calls) if graph else lambda: _run(calls)
+    repeats = tuple(one / len(calls) for one in _time_on_gpu(run, shortest_s))
+    return Timing(repeats, "graph" if graph else "events")
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype, *, size: float = 1.0) -> Ceilings:
@@ -126,17 +134,19 @@ def _run(calls: Sequence[Call]) -> None:
         call()
 
 
-def _time_loop(calls: Sequence[Call], clock: Callable[[], float], shortest_s: float) -> float:
-    """Return the seconds of one call by the host's clock."""
+def _time_loop(
+    calls: Sequence[Call], clock: Callable[[], float], shortest_s: float
+) -> tuple[float, ...]:
+    """Return the seconds of one call by the host's clock, in each measurement."""
     _run(calls)
-    times = []
+    times: list[float] = []
     for _ in range(_REPEATS):
         rounds, began = 0, clock()
         while not rounds or clock() - began < shortest_s:
             _run(calls)
             rounds += 1
         times.append((clock() - began) / rounds / len(calls))
-    return median(times)
+    return tuple(times)
 
 
 def _capture(calls: Sequence[Call]) -> Call:
@@ -153,12 +163,17 @@ def _capture(calls: Sequence[Call]) -> Call:
     return graph.replay
 
 
-def _time_on_gpu(run: Call, shortest_s: float) -> float:
-    """Return the seconds of one run, by CUDA events around as many as fill ``shortest_s``."""
-    _events(run, 2)
+def _time_on_gpu(run: Call, shortest_s: float) -> tuple[float, ...]:
+    """Return the seconds of one run, by CUDA events around as many as fill ``shortest_s``.
+
+    What takes long is measured fewer times: nothing but noise of a few microseconds differs.
+    """
     once = _events(run, 1)
+    if once < _LONG_S:
+        once = _events(run, 1)  # the first one may have loaded or compiled
     rounds = max(1, int(shortest_s / max(once, 1e-7)))
-    return median(_events(run, rounds) for _ in range(_REPEATS))
+    repeats = _REPEATS if once < _LONG_S else _REPEATS_OF_LONG
+    return tuple(_events(run, rounds) for _ in range(repeats))
 
 
 def _events(run: Call, rounds: int) -> float:

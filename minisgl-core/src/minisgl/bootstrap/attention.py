@@ -38,6 +38,8 @@ def create_attention(
         kv_pool=pool,
         max_running_requests=site.settings.scheduler.max_running_requests,
         max_seq_len=site.max_seq_len,
+        sliding_window=site.query.sliding_window,
+        logit_soft_cap=site.query.logit_soft_cap,
         ops=ops,
         jit=jit,
     )

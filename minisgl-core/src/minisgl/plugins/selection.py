@@ -121,6 +121,24 @@ def select_attention(
     )
 
 
+def attention_record(
+    host: PluginHost,
+    query: BackendQuery,
+    name: str,
+    phase: Phase,
+    backend_options: Options | None = None,
+) -> tuple[AttentionBackendRecord[Any], Any]:
+    """Return the record of that name and its settings, for one phase, whatever serves the other.
+
+    Raises:
+        UnknownBackendError, AmbiguousBackendError: the name means none, or several.
+        UnsupportedBackendError: it cannot run here.
+        SettingsError: ``backend_options`` are wrong.
+    """
+    offer, _ = _choose(host.attention, "attention", query, name, phase)
+    return offer.record, settings_of(host, offer, backend_options or {})
+
+
 def select_moe(
     host: PluginHost,
     query: BackendQuery,

@@ -3,7 +3,10 @@
 What the attention contract (``minisgl.testing.attention_contract``) is made of.
 """
 
+import math
 from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +21,18 @@ from minisgl.kvcache.mha_pool import MHAKVCachePool
 Groups = Sequence[tuple[Sequence[int], int]]
 """Rows that share a prefix, and how many tokens of it: whole pages, fewer than any of them has."""
 
+TOLERANCES: Final = MappingProxyType(
+    {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+)
+"""By dtype: the largest relative error, by norm, of a token's output."""
+
 
 class PagedRows:
     """A pool, a page table and random rows, for one shape of attention.
 
     Pages of a row lie in random order. Every element of the pool that no row owns is NaN: other
-    pages, the dummy page 0, and what follows a row's last token in its last page. The last row of
-    the table is the padding row, whose only page is the dummy.
+    pages, the dummy page 0, and what follows a row's last token in its last page (or ``tail``
+    there). The last row of the table is the padding row, whose only page is the dummy.
 
     Args:
         lengths: tokens of each row.
@@ -34,6 +42,7 @@ class PagedRows:
         dtype, device: of queries, K and V.
         ops: what a backend is given.
         seed: of everything random.
+        tail: what follows a row's last token in its last page.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class PagedRows:
         device: torch.device | str = "cpu",
         ops: OpTable | None = None,
         seed: int = 0,
+        tail: float = math.nan,
     ) -> None:
         self.lengths = tuple(lengths)
         self.device = torch.device(device)
@@ -102,6 +112,7 @@ class PagedRows:
         self.page_table = torch.from_numpy(table).to(self.device)
         self._table = table
         self._num_pages = num_pages
+        self._tail = tail
         on_gpu = self.device.type == "cuda"
         self._staged = torch.empty(1 << 18, dtype=torch.int64, pin_memory=on_gpu)
         self._num_staged = 0
@@ -221,12 +232,17 @@ class PagedRows:
         return out
 
     def _write(self, part: torch.Tensor, row: int) -> torch.Tensor:
-        values = self._random(self.lengths[row], *part.shape[2:])
-        positions = np.arange(self.lengths[row])
-        slots = self._table[row, positions // self.page_size].astype(np.int64) * self.page_size
-        slots += positions % self.page_size
-        part.view(-1, *part.shape[2:])[torch.from_numpy(slots).to(self.device)] = values
+        length = self.lengths[row]
+        values = self._random(length, *part.shape[2:])
+        flat = part.view(-1, *part.shape[2:])
+        flat[self._slots(row, np.arange(length))] = values
+        behind = np.arange(length, -(-length // self.page_size) * self.page_size)
+        flat[self._slots(row, behind)] = self._tail
         return values
+
+    def _slots(self, row: int, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+        slots = self._table[row, positions // self.page_size].astype(np.int64) * self.page_size
+        return torch.from_numpy(slots + positions % self.page_size).to(self.device)
 
     def _random(self, *shape: int) -> torch.Tensor:
         values = torch.randn(shape, generator=self._generator, device=self.device)

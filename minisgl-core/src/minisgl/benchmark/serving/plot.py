@@ -8,26 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minisgl.benchmark.serving.records import RequestRecord
-from minisgl.errors import SettingsError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-def check_matplotlib() -> None:
-    """Refuse to plot where matplotlib is missing.
-
-    Raises:
-        SettingsError: it is not installed.
-    """
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise SettingsError(
-            "--plot needs matplotlib, which is not installed; "
-            "type: pip install 'minisgl-core[bench]'"
-        ) from error
-    mpl.use("agg")
 
 
 def plot_run(records: Sequence[RequestRecord], title: str, path: Path) -> None:

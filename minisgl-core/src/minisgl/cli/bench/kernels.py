@@ -1,9 +1,11 @@
 """``minisgl bench kernels``: attention and operations beside what the device can do."""
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from minisgl.cli.bench import attention
 from minisgl.cli.bench.numbers import numbers
 from minisgl.cli.bench.output import check_writable, write_json
 from minisgl.cli.flags import add_settings_arguments
@@ -12,11 +14,14 @@ from minisgl.settings import ResolvedSettings
 
 if TYPE_CHECKING:
     from minisgl.benchmark.kernels import Measured
-    from minisgl.benchmark.timing import Ceilings
+    from minisgl.benchmark.timing import Target
+    from minisgl.plugins.host import PluginHost
 
 SUMMARY = "attention backends and operations at given shapes, and the share of what the device can"
 
 _DEFAULT_MODEL = "Qwen3-0.6B"
+_COLUMNS = f"{'case':<36}{'by':<16}{'us':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of most':>9}  clock"
+_OP_ROWS = (1, 64, 256, 8192)
 _QUICK = 0.1
 """``--quick`` measures so much shorter, and the ceilings with so much smaller inputs."""
 
@@ -36,9 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "size); by default all, or the small ones on a CPU",
     )  # fmt: skip
     parser.add_argument(
-        "--rows", type=numbers, default=(1, 64, 256, 8192), metavar="N,...",
+        "--rows", type=numbers, metavar="N,...",
         help="rows of the operations (default: 1,64,256,8192)",
     )  # fmt: skip
+    attention.add_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="less exact, in a tenth of the time")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write everything there")
     parser.add_argument(
@@ -56,12 +62,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     """Measure the ceilings, then each case, and print it as it comes."""
     check_writable("--json", args.json)
-    import torch
-
+    attention.check_arguments(args)
+    if args.attention:
+        host, target, environment = _prepare(args, resolved)
+        return attention.run_grid(args, resolved, host, target, environment)
     from minisgl.benchmark.attention_cases import default_cases, parse_case
-    from minisgl.benchmark.environment import changed_settings, describe_environment
+    from minisgl.benchmark.environment import changed_settings
     from minisgl.benchmark.kernels import Measured, bench_attention, bench_ops
     from minisgl.benchmark.op_cases import model_shape, op_cases
+
+    shape = model_shape(resolved.settings.model.path or _DEFAULT_MODEL)
+    given = [parse_case(text) for text in args.cases or ()]
+    host, target, environment = _prepare(args, resolved)
+    print(_COLUMNS, flush=True)
+    found: dict[str, list[Measured]] = {"attention": [], "ops": []}
+    if args.only != "ops":
+        cases = given or [parse_case(text) for text in default_cases(target.device)]
+        for line in bench_attention(cases, args.backends, host, resolved.settings, target):
+            found["attention"].append(line)
+            _print(line)
+    if args.only != "attention":
+        print(f"operations at the shapes of {shape.name}, rows after the colon")
+        query = shape.query(target.device, target.dtype)
+        lines = op_cases(shape, args.rows or _OP_ROWS, target.device, target.dtype)
+        for line in bench_ops(lines, host, query, target):
+            found["ops"].append(line)
+            _print(line)
+    record = {
+        "benchmark": "kernels",
+        "model": shape.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "settings": changed_settings(resolved),
+        **environment,
+        "ceilings": asdict(target.ceilings),
+        **{kind: [line.as_dict() for line in lines] for kind, lines in found.items()},
+    }
+    write_json(args.json, record)
+    return 0
+
+
+def _prepare(
+    args: argparse.Namespace, resolved: ResolvedSettings
+) -> "tuple[PluginHost, Target, dict[str, Any]]":
+    """Return the plugins, what is measured on, and the facts about it; prints the ceilings."""
+    import torch
+
+    from minisgl.benchmark.environment import describe_environment
     from minisgl.benchmark.timing import SHORTEST_S, Target, measure_ceilings
     from minisgl.bootstrap import load_host, resolve_device, resolve_dtype
 
@@ -70,53 +116,16 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     dtype = resolve_dtype(settings.model.dtype, "bfloat16", device)
     if settings.engine.num_threads is not None:
         torch.set_num_threads(settings.engine.num_threads)
-    shape = model_shape(settings.model.path or _DEFAULT_MODEL)
-    cases = [parse_case(text) for text in args.cases or default_cases(device)]
     host = load_host(settings)
     environment = describe_environment(args.command_line, args.commit, settings.engine.device)
-    ceilings = measure_ceilings(device, dtype, size=_QUICK if args.quick else 1.0)
-    _print_head(environment["device"]["name"], str(dtype), ceilings)
-    target = Target(
-        device=device,
-        dtype=dtype,
-        ceilings=ceilings,
-        shortest_s=SHORTEST_S * (_QUICK if args.quick else 1.0),
-    )
-    found: dict[str, list[Measured]] = {"attention": [], "ops": []}
-    if args.only != "ops":
-        for line in bench_attention(cases, args.backends, host, settings, target):
-            found["attention"].append(line)
-            _print(line)
-    if args.only != "attention":
-        print(f"operations at the shapes of {shape.name}, rows after the colon")
-        query = shape.query(device, dtype)
-        lines = op_cases(shape, args.rows, device, dtype)
-        for line in bench_ops(lines, host, query, target):
-            found["ops"].append(line)
-            _print(line)
-    record = {
-        "benchmark": "kernels",
-        "model": shape.name,
-        "dtype": str(dtype).removeprefix("torch."),
-        "settings": changed_settings(resolved),
-        **environment,
-        "ceilings": {
-            "read_bytes_per_s": ceilings.read_bytes_per_s,
-            "flops_per_s": ceilings.flops_per_s,
-        },
-        **{kind: [line.as_dict() for line in lines] for kind, lines in found.items()},
-    }
-    write_json(args.json, record)
-    return 0
-
-
-def _print_head(device: str, dtype: str, ceilings: "Ceilings") -> None:
+    scale = _QUICK if args.quick else 1.0
+    ceilings = measure_ceilings(device, dtype, size=scale)
     print(
-        f"{device}: reads {ceilings.read_bytes_per_s / 1e9:.0f} GB/s (a sum), "
-        f"{ceilings.flops_per_s / 1e12:.2f} TFLOP/s (a matrix product in {dtype[6:]})"
+        f"{environment['device']['name']}: reads {ceilings.read_bytes_per_s / 1e9:.0f} GB/s (a "
+        f"sum), {ceilings.flops_per_s / 1e12:.2f} TFLOP/s (a matrix product in {str(dtype)[6:]})"
     )
-    columns = f"{'us':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of most':>9}"
-    print(f"{'case':<36}{'by':<16}{columns}  clock", flush=True)
+    target = Target(device=device, dtype=dtype, ceilings=ceilings, shortest_s=SHORTEST_S * scale)
+    return host, target, environment
 
 
 def _print(line: "Measured") -> None:

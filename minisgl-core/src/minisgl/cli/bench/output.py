@@ -1,6 +1,7 @@
 """Where the results of a benchmark go besides the terminal."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,3 +24,12 @@ def write_json(path: Path | None, record: dict[str, Any]) -> None:
     """Write a record, if a path was given."""
     if path is not None:
         path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def write_cells(path: Path | None, record: dict[str, Any], cells: Sequence[Any]) -> None:
+    """Write a record with one line for each of its ``cells``, if a path was given."""
+    if path is None:
+        return
+    head = json.dumps(record, indent=2).removesuffix("\n}")
+    lines = ",\n".join(f"    {json.dumps(cell)}" for cell in cells)
+    path.write_text(f'{head},\n  "cells": [\n{lines}\n  ]\n}}\n', encoding="utf-8")

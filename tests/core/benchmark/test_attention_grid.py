@@ -1,0 +1,279 @@
+"""``minisgl bench kernels --attention``: the grid, its cells, and what is right and wrong."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minisgl.attention.torch_backend import TorchAttentionBackend
+from minisgl.benchmark import attention_cells, attention_rig
+from minisgl.benchmark.attention_cases import parse_case
+from minisgl.benchmark.attention_grid import (
+    MODELS,
+    PUBLISHED,
+    Prompts,
+    default_grid,
+    heads_of,
+    parse_prompts,
+)
+from minisgl.benchmark.attention_rig import (
+    AttentionRig,
+    attend_exactly,
+    count_pages,
+    make_batch,
+    sample_tokens,
+)
+from minisgl.cli import main
+from minisgl.errors import SettingsError
+from minisgl.plugins import AttentionBackendRecord, Capabilities, NoSettings, Supported, builtin
+from minisgl.plugins.host import load_plugins
+from minisgl.settings import Settings
+
+CPU = torch.device("cpu")
+DECODE, PREFILL = "decode:4x5-30:4/2x16:p4", "prefill:2x7-12+8:4/2x16:p4"
+SHARED = "decode:3x2-9+8:4/2x16:p4"
+COMMAND = ("bench", "kernels", "--attention", "--quick", "--log-level", "error")
+
+
+@pytest.fixture(autouse=True)
+def small_caches(monkeypatch):
+    """A CPU's cache is larger than these tests want to fill."""
+    monkeypatch.setattr(attention_rig, "num_copies", lambda *_, **__: 2)
+
+
+class _Twice(TorchAttentionBackend):
+    def attend(self, q, layer, plan, new_kv=None):
+        return super().attend(q, layer, plan, new_kv) * (1 + layer.index)
+
+
+class _NotANumber(TorchAttentionBackend):
+    def attend(self, q, layer, plan, new_kv=None):
+        out = super().attend(q, layer, plan, new_kv).clone()
+        out[1, 0, 0] = float("nan")
+        return out
+
+
+def _breaks(context):
+    raise RuntimeError("no kernel image\nand more")
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    """Offer a backend whose second layer is wrong, one with a hole, a narrow and a broken one."""
+
+    def offer(name, backend, **capabilities):
+        return AttentionBackendRecord(
+            name=name, summary="x", settings_type=NoSettings,
+            create=lambda context, _: backend(context),
+            probe=lambda query: Supported(prefill_rank=1, decode_rank=1),
+            capabilities=Capabilities(**capabilities),
+        )  # fmt: skip
+
+    real = builtin.minisgl_attention_backends
+
+    def offers():
+        return [
+            *real(),
+            offer("twice", _Twice),
+            offer("hole", _NotANumber),
+            offer("narrow", _breaks, page_sizes=(64,)),
+            offer("broken", _breaks),
+        ]
+
+    offers.__dict__.update(real.__dict__)
+    monkeypatch.setattr(builtin, "minisgl_attention_backends", offers)
+
+
+def run(tmp_path, *words):
+    path = tmp_path / "out.json"
+    assert main([*COMMAND, "--json", str(path), *words]) == 0
+    return json.loads(path.read_text())
+
+
+def test_the_default_grid_of_a_card_has_every_case_once():
+    grid = default_grid(torch.device("cuda"))
+    cases = [str(case) for part, case in grid.cases() if part == "grid"]
+    assert len(cases) == len(set(cases)) == (5 * 4 + 7) * 3 * 4
+    for text in (
+        "decode:256x32768:40/8x128:p16", "prefill:1x512+8192:32/4x128:p128",
+        "prefill:16x1024:16/8x128:p64",
+    ):  # fmt: skip
+        assert text in cases
+    published = [str(case) for part, case in grid.cases() if part == "published"]
+    assert published[0] == "decode:256x450-1350:16/8x128:p16"
+    assert len(published) == 3 * len(PUBLISHED)
+
+
+def test_flags_narrow_the_grid():
+    grid = replace(
+        default_grid(torch.device("cuda")), phases=("prefill",), prompts=(Prompts(1, 512),),
+        page_sizes=(32,), models=heads_of(["Qwen3-14B", "Qwen3-32B"]), published=False,
+    )  # fmt: skip
+    assert [str(case) for _, case in grid.cases()] == [
+        "prefill:1x512:40/8x128:p32", "prefill:1x512:64/8x128:p32",
+    ]  # fmt: skip
+
+
+def test_models_of_equal_heads_are_measured_once():
+    assert list(map(str, heads_of(MODELS).values())) == [
+        "16/8x128", "40/8x128", "32/4x128", "32/8x128",
+    ]  # fmt: skip
+    grid = replace(default_grid(CPU), models=heads_of(["Qwen3-0.6B", "Qwen3-1.7B"]))
+    assert len(grid.cases()) == len(default_grid(CPU).cases())
+
+
+def test_prompts_read_as_they_are_written():
+    assert parse_prompts("4x2048") == Prompts(4, 2048)
+    assert str(parse_prompts("1x512+8192")) == "1x512+8192"
+    for text in ("4", "0x5", "4x0", "4x5+", "4x5-6"):
+        with pytest.raises(SettingsError, match="write ROWSxTOKENS"):
+            parse_prompts(text)
+
+
+def test_tokens_before_a_prefill_are_attended_to_and_not_computed():
+    case = parse_case("prefill:2x3+8:4/2x16:p4")
+    assert case.flops() == 2 * 4 * (9 + 10 + 11) * 4 * 16
+    assert case.kv_bytes(2) == 2 * 11 * 2 * 2 * 16 * 2
+    batch = make_batch(case, CPU)
+    assert batch.query_lens.tolist() == [3, 3]
+    assert batch.kv_lens.tolist() == [11, 11]
+    assert batch.positions.tolist() == [8, 9, 10] * 2
+    assert len(set(batch.page_table.flatten().tolist())) == count_pages(case) == 6
+
+
+def test_decode_rows_share_the_pages_of_their_prefix():
+    case = parse_case(SHARED)
+    batch = make_batch(case, CPU)
+    table = batch.page_table.tolist()
+    assert table[0][:2] == table[1][:2] == table[2][:2]
+    own = -(-case.own_lens() // 4)
+    others = [page for row, count in zip(table, own, strict=True) for page in row[2 : 2 + count]]
+    assert sorted(others + table[0][:2]) == list(range(1, count_pages(case) + 1))
+    assert case.kv_bytes(2) == 2 * (8 + int(case.own_lens().sum())) * 2 * 16 * 2
+    assert batch.kv_lens.tolist() == (case.own_lens() + 8).tolist()
+    with pytest.raises(SettingsError, match="not of whole pages"):
+        parse_case("decode:3x2-9+7:4/2x16:p4")
+
+
+@pytest.mark.parametrize("text", [DECODE, PREFILL, SHARED])
+def test_exact_attention_is_that_of_the_reference(text):
+    """Catches: a check that compares with something else than attention."""
+    rig = AttentionRig(parse_case(text), load_plugins(), Settings(), CPU, torch.float32)
+    found = rig.run("torch", 0.001)
+    assert rig.largest_error(found) < 1e-5
+    k_pool, v_pool = (one.flatten(0, 1) for one in rig._pool.layer(1))
+    token = rig.batch.num_tokens - 1
+    seen = torch.arange(int(rig.batch.positions[token]) + 1)
+    slots = rig.batch.page_table[-1].long()[seen // 4] * 4 + seen % 4
+    for head in range(4):
+        scores = (k_pool[slots, head // 2] @ rig._q[token, head]) * 16**-0.5
+        expected = scores.softmax(0) @ v_pool[slots, head // 2]
+        exact = attend_exactly(rig._q, rig._pool.layer(1), rig.batch, [token])[0, head]
+        torch.testing.assert_close(exact.float(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_and_the_last_token_are_always_compared():
+    assert sample_tokens(1) == [0]
+    assert sample_tokens(3) == [0, 1, 2]
+    found = sample_tokens(10_000)
+    assert (found[0], found[-1], len(found)) == (0, 9_999, 8)
+
+
+@pytest.mark.usefixtures("backends")
+def test_each_backend_gets_a_cell_whatever_becomes_of_it(tmp_path, capsys):
+    record = run(
+        tmp_path, "--cases", f"{DECODE},{PREFILL}", "--backends", "torch,twice,hole,narrow,broken"
+    )
+    for case in (DECODE, PREFILL):
+        cells = {
+            one["backend"].partition(":")[2]: one for one in record["cells"] if one["case"] == case
+        }
+        assert {name: one["status"] for name, one in cells.items()} == {
+            "torch": "ok", "twice": "wrong", "hole": "wrong", "narrow": "refused",
+            "broken": "failed",
+        }  # fmt: skip
+        assert cells["torch"]["error"] < 1e-5
+        assert len(cells["torch"]["times_us"]) == 5
+        assert cells["twice"]["error"] == pytest.approx(1, abs=1e-3)
+        assert cells["hole"]["reason"] == "its output is not all numbers"
+        assert cells["narrow"]["reason"] == "needs page size 64, found 4"
+        assert cells["broken"]["reason"] == "RuntimeError: no kernel image"
+    ok = record["cells"][0]
+    amount = parse_case(DECODE).kv_bytes(4)
+    assert ok["rate"] == pytest.approx(amount / ok["us"] * 1e6, rel=1e-3)
+    most = record["ceilings"]["read_bytes_per_s"]
+    assert ok["fraction"] == pytest.approx(ok["rate"] / most, abs=1e-4)
+    text = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("dec", "pre"))}
+    assert lines[DECODE].count("*") == 1, "only a right result can be the fastest"
+    assert lines[DECODE].count("WRONG") == 2
+    assert lines[DECODE].split()[-2:] == ["refused", "failed"]
+    assert f"narrow: refused: needs page size 64, found 4 ({DECODE} and 1 more)" in text
+
+
+@pytest.mark.usefixtures("backends")
+def test_the_reference_is_left_to_those_who_name_it(tmp_path):
+    """On a machine where others run; its rank, not its name, tells which one it is."""
+    record = run(tmp_path, "--cases", DECODE)
+    names = {one["backend"].partition(":")[2] for one in record["cells"]}
+    assert names == {"broken", "hole", "twice"}
+    assert record["refused"]["minisgl-core:narrow"] == "needs page size 64, found 4"
+
+
+def test_what_takes_too_much_memory_or_time_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(attention_rig, "num_copies", lambda *_, **__: 64)
+    record = run(tmp_path, "--cases", f"{DECODE},decode:64x32768:16/8x128:p16", "--memory-gib", "1")
+    small, large = record["cells"]
+    assert small["status"] == "ok"
+    assert large["status"] == "skipped"
+    assert large["reason"] == "K and V of 64 layers take 1024.0 GiB, --memory-gib allows 1.0"
+    clock = iter([0.0, 0.0, 5.0, *[11.0] * 20])
+    monkeypatch.setattr(attention_cells.time, "monotonic", lambda: next(clock))
+    record = run(tmp_path, "--cases", f"{DECODE},{PREFILL}", "--time-limit", "10")
+    assert [one["status"] for one in record["cells"]] == ["ok", "skipped"]
+    assert record["cells"][1]["reason"] == "the time that --time-limit gives was over"
+
+
+def test_the_grid_of_a_cpu_runs_and_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "grid.png"
+    record = run(
+        tmp_path, "--rows", "2", "--contexts", "16,32", "--prompts", "1x16,1x8+16",
+        "--page-sizes", "8", "--backends", "torch", "--picture", str(picture),
+    )  # fmt: skip
+    assert [one["case"] for one in record["cells"]] == [
+        "decode:2x16:16/8x128:p8", "decode:2x32:16/8x128:p8",
+        "prefill:1x16:16/8x128:p8", "prefill:1x8+16:16/8x128:p8",
+    ]  # fmt: skip
+    assert all(one["status"] == "ok" for one in record["cells"])
+    assert (record["benchmark"], record["format"]) == ("attention", 1)
+    assert record["models"] == {"Qwen3-0.6B": "16/8x128"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--phases", "decode"], "--phases is about the grid of attention; add --attention"),
+        (["--attention", "--only", "ops"], "leave --only out"),
+        (["--attention", "--cases", DECODE, "--contexts", "5"], "leave --contexts out"),
+        (["--attention", "--cases", DECODE, "--rows", "5"], "leave --rows out"),
+        (["--attention", "--phases", "verify"], "unknown name 'verify'"),
+        (["--attention", "--models", "Qwen3-14"], "Nearest: 'Qwen3-14B'"),
+        (["--attention", "--prompts", "5"], "'5' is no prefill"),
+        (["--attention", "--backends", "torhc"], "Nearest: 'torch'"),
+        (["--attention", "--picture", "/nowhere/x.png"], "--picture '/nowhere/x.png'"),
+    ],
+)
+def test_flags_that_mean_nothing_are_refused(words, message, capsys):
+    assert main(["bench", "kernels", "--quick", *words]) in {2, 3}
+    assert message in capsys.readouterr().err
+
+
+def test_a_picture_needs_matplotlib(monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert main(["bench", "kernels", "--attention", "--picture", "x.png"]) == 2
+    error = capsys.readouterr().err
+    assert "--picture needs matplotlib" in error
+    assert "pip install 'minisgl-core[bench]'" in error
