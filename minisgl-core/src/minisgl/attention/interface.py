@@ -52,6 +52,8 @@ class AttentionContext:
         kv_pool: the pool that the backend reads; its memory is allocated later than the backend.
         max_running_requests: most rows of one launch.
         max_seq_len: most tokens of one row.
+        sliding_window: whether any layer has one.
+        logit_soft_cap: whether any layer has one.
         ops: the table of small fused operations.
         jit: loads a backend's own CUDA sources.
     """
@@ -66,6 +68,8 @@ class AttentionContext:
     kv_pool: KVCachePool
     max_running_requests: int
     max_seq_len: int
+    sliding_window: bool = False
+    logit_soft_cap: bool = False
     ops: OpTable = field(default_factory=OpTable)
     jit: JitLoader = field(default_factory=JitLoader)
 
@@ -89,7 +93,11 @@ class CudaGraphSupport(Protocol):
     """
 
     def prepare_capture(self, batch: Batch) -> Any:
-        """Return the plan to record ``batch`` with; its device tensors are the graph's own."""
+        """Return the plan to record ``batch`` with; its device tensors are the graph's own.
+
+        With ``batch.shared``, for a backend that takes shared prefixes, every replay reads anew
+        what these tensors say then.
+        """
 
     def enqueue(self, batch: Batch, plan: Any) -> None:
         """Launch what comes before the first layer, from ``batch``'s device tensors alone.
@@ -120,6 +128,9 @@ class AttentionBackend(ABC):
 
     cuda_graphs: CudaGraphSupport | None = None
     """How this backend takes part in CUDA graphs; ``None``: it does not."""
+
+    takes_shared_prefixes: bool = False
+    """Recorded decode launches read the pages that ``batch.shared`` names once; others may."""
 
     store_fusion: bool = False
     """``attend`` stores K and V itself: the layer skips the store and passes ``new_kv``."""

@@ -38,6 +38,8 @@ def create_attention(
         kv_pool=pool,
         max_running_requests=site.settings.scheduler.max_running_requests,
         max_seq_len=site.max_seq_len,
+        sliding_window=site.query.sliding_window,
+        logit_soft_cap=site.query.logit_soft_cap,
         ops=ops,
         jit=jit,
     )
@@ -50,7 +52,8 @@ def create_attention(
     by_rows = _decode_by_rows(decode, names[1], context, chosen.others)
     if decode is prefill and by_rows is None:
         return prefill
-    return HybridBackend(prefill, decode, by_rows)
+    shares = by_rows is not None and by_rows.takes_shared_prefixes
+    return HybridBackend(prefill, decode, by_rows, takes_shared_prefixes=shares)
 
 
 def _decode_by_rows(

@@ -145,6 +145,13 @@ class AttentionSettings(Section):
         description="File that minisgl bench kernels --attention --json wrote on this device: auto"
         " ranks attention backends by it; by default, by what their plugins say.",
     )
+    shared_prefix_mib: float = Field(
+        64.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Decode rows attend to a cached prefix that they share once, if that saves "
+        "reading so many MiB of K and V a layer; 0 switches it off.",
+    )
 
     @field_validator("backend")
     @classmethod

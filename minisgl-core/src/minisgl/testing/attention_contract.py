@@ -11,6 +11,7 @@ A third-party backend proves itself with a subclass in its own tests::
 Every test compares with attention in float64, token by token, by relative norm. Needs pytest.
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ import torch
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.kernel.ops import OpTable
 from minisgl.testing.graph_recorder import GraphRecorder
-from minisgl.testing.paged_rows import TOLERANCES, PagedRows, largest_error
+from minisgl.testing.paged_rows import TOLERANCES, Groups, PagedRows, largest_error
 
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 300, 777)
 """Tokens of the rows: below, at and above the borders of pages and of kernels' tiles."""
@@ -29,23 +30,39 @@ LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 300, 777)
 _STALL_CYCLES = 20_000_000
 
 
+def _groups(page_size: int) -> Groups:
+    """Return groups of rows of ``LENGTHS``: short and long prefixes, of two rows and of many."""
+    groups: list[tuple[Sequence[int], int]] = [((7, 8), 64), ((11, 10), 256)]
+    if page_size < 64:
+        groups.append(((9, 6, 5, 4), 16))
+    return groups
+
+
 class AttentionBackendContract:
     """Inherit, override ``create`` and whatever the backend does not serve, and run pytest.
 
     Attributes:
         device, dtype: to test on.
+        phases: of ``prefill`` and ``decode``, that the backend serves.
         page_sizes, groups (query heads per KV head), head_dims: to test.
+        usual_page_size: of the tests that run with one alone.
         num_kv_heads: KV heads of all tests.
         mixed_batches: whether a launch may hold decode and prefill rows.
         graph_sizes: rows of the graphs to record, where the backend takes part in CUDA graphs.
         num_launches: of the tests that reuse buffers.
         synchronizes: whether ``plan`` waits for the device; a backend that serves must not.
         tolerance: largest relative error of a token; ``None`` is a value for the dtype.
+        tail: what follows a row's last token in its last page. A pool hands pages on as they are,
+            so that is whatever other requests left there. A backend that multiplies it with 0
+            rather than leave it alone needs a number, and says so here: one request that computed
+            infinities would spoil another.
     """
 
     device: ClassVar[str] = "cpu"
     dtype: ClassVar[torch.dtype] = torch.float32
+    phases: ClassVar[Sequence[str]] = ("prefill", "decode")
     page_sizes: ClassVar[Sequence[int]] = (1, 16, 64)
+    usual_page_size: ClassVar[int] = 16
     groups: ClassVar[Sequence[int]] = (1, 2, 4, 5, 8)
     head_dims: ClassVar[Sequence[int]] = (64, 128)
     num_kv_heads: ClassVar[int] = 2
@@ -54,6 +71,7 @@ class AttentionBackendContract:
     num_launches: ClassVar[int] = 100
     synchronizes: ClassVar[bool] = False
     tolerance: ClassVar[float | None] = None
+    tail: ClassVar[float] = math.nan
 
     def create(self, context: AttentionContext) -> AttentionBackend:
         """Return the backend under test; the pool of ``context`` has no memory yet."""
@@ -67,18 +85,21 @@ class AttentionBackendContract:
 
     def test_decode(self, page_size: int, group: int, head_dim: int) -> None:
         """Rows of very different lengths, from one token on, each with its last token's query."""
+        self._needs("decode")
         rows, backend = self._make(page_size, group, head_dim)
         order = [*range(len(LENGTHS))][::-1]
         self._check(backend, rows, order, [LENGTHS[row] for row in order])
 
     def test_decode_of_a_single_row(self, page_size: int, group: int, head_dim: int) -> None:
         """One row alone: the launch that is split most."""
+        self._needs("decode")
         rows, backend = self._make(page_size, group, head_dim)
         for row in (0, 4, len(LENGTHS) - 1):
             self._check(backend, rows, [row], [LENGTHS[row]])
 
     def test_prefill(self, page_size: int, group: int, head_dim: int) -> None:
         """Whole prompts of different lengths in one launch."""
+        self._needs("prefill")
         rows, backend = self._make(page_size, group, head_dim)
         order = [9, 0, 4, 10, 2]
         lengths = [LENGTHS[row] for row in order]
@@ -88,6 +109,7 @@ class AttentionBackendContract:
         self, page_size: int, group: int, head_dim: int
     ) -> None:
         """Chunks of prompts whose beginning is in the pool already, one token among them."""
+        self._needs("prefill")
         rows, backend = self._make(page_size, group, head_dim)
         order = [3, 11, 9, 8, 10]
         chunks = [1, 200, 129, 64, 3]
@@ -106,7 +128,8 @@ class AttentionBackendContract:
 
     def test_queries_may_be_a_view_of_wider_rows(self, group: int, head_dim: int) -> None:
         """Queries as a slice of a projection's output, in which K and V follow them."""
-        rows, backend = self._make(16, group, head_dim)
+        self._needs("decode")
+        rows, backend = self._make(self.usual_page_size, group, head_dim)
         layer, seen = rows.layers[0], [777, 64]
         wide = torch.cat((rows.queries(2), rows.queries(2)), dim=1)
         q = wide[:, : layer.num_q_heads]
@@ -116,7 +139,8 @@ class AttentionBackendContract:
 
     def test_launches_of_one_step_do_not_disturb_each_other(self) -> None:
         """Decode and prefill are planned with one slot number, then attend in turns."""
-        rows, backend = self._make(16, self.groups[-1], self.head_dims[-1], num_layers=2)
+        self._needs("prefill", "decode")
+        rows, backend = self._make_usual(num_layers=2)
         decode, prefill = [11, 3, 0], [10, 7]
         seen, chunks = [LENGTHS[row] for row in prefill], [200, 65]
         q_decode, q_prefill = rows.queries(3), rows.queries(265)
@@ -135,9 +159,13 @@ class AttentionBackendContract:
         """One launch of each slot is planned and launched while the stream stands still."""
         if torch.device(self.device).type != "cuda" or self.synchronizes:
             pytest.skip("waits for the device, or has none")
-        rows, backend = self._make(16, self.groups[-1], self.head_dims[-1])
+        rows, backend = self._make_usual()
         layer, q = rows.layers[0], rows.queries(165)
-        batches = [rows.batch([10, 7], [300, 65], [100, 65]), rows.batch([11, 6], [777, 64])]
+        batches = []
+        if "prefill" in self.phases:
+            batches.append(rows.batch([10, 7], [300, 65], [100, 65]))
+        if "decode" in self.phases:
+            batches.append(rows.batch([11, 6], [777, 64]))
         with torch.inference_mode():
             for stalled in (False, True):  # first without: memory and modules are got then
                 torch.cuda.synchronize()
@@ -158,7 +186,7 @@ class AttentionBackendContract:
         A launch's host buffers are free for the next but one: whatever is copied from them must
         have been copied by then.
         """
-        rows, backend = self._make(16, self.groups[-1], self.head_dims[-1])
+        rows, backend = self._make_usual()
         random = np.random.default_rng(0)
         layer, launches = rows.layers[0], []
         with torch.inference_mode():
@@ -168,7 +196,7 @@ class AttentionBackendContract:
                 order = random.permutation(len(LENGTHS))[: random.integers(1, len(LENGTHS) + 1)]
                 seen = [int(random.integers(1, LENGTHS[row] + 1)) for row in order]
                 chunks = None
-                if number % 3 == 2:
+                if "decode" not in self.phases or ("prefill" in self.phases and number % 3 == 2):
                     chunks = [int(random.integers(1, min(n, 64) + 1)) for n in seen]
                 q = rows.queries(len(seen) if chunks is None else sum(chunks))
                 batch = rows.batch(order.tolist(), seen, chunks)
@@ -212,7 +240,7 @@ class AttentionBackendContract:
 
     def test_many_replays_behind_a_stalled_stream(self) -> None:
         """Graphs are replayed with different lengths while none has run, with eager launches."""
-        rows, backend = self._make(16, self.groups[-1], self.head_dims[-1])
+        rows, backend = self._make_usual()
         random = np.random.default_rng(2)
         layer, launches = rows.layers[0], []
         with self._record(backend, rows) as recorder:
@@ -227,10 +255,50 @@ class AttentionBackendContract:
                 launches.append((q, order, seen, out))
                 if number % 2:
                     with torch.inference_mode():
-                        batch = rows.batch([10, 7], [300, 65], [100, 65])
-                        backend.attend(rows.queries(165), layer, backend.plan(batch, number % 2))
+                        chunks = [100, 65] if "prefill" in self.phases else None
+                        batch = rows.batch([10, 7], [300, 65], chunks)
+                        q = rows.queries(int(batch.query_lens.sum()))
+                        backend.attend(q, layer, backend.plan(batch, number % 2))
         for q, order, seen, out in launches:
             self._compare(out, rows.expected(q, layer, order.tolist(), seen))
+
+    def test_shared_prefixes(self, page_size: int, group: int, head_dim: int) -> None:
+        """Rows that begin with the same pages, told so: several groups, and rows of none."""
+        rows, backend = self._make(page_size, group, head_dim)
+        if not backend.takes_shared_prefixes:
+            pytest.skip("does not take shared prefixes")
+        groups = _groups(page_size)
+        rows.share(groups)
+        random = np.random.default_rng(3)
+        for _ in range(3):
+            order = random.permutation(len(LENGTHS))[: random.integers(2, len(LENGTHS) + 1)]
+            seen = [LENGTHS[row] for row in order]
+            batch = rows.batch(order.tolist(), seen)
+            batch.shared = rows.shared_prefixes(order.tolist(), groups, len(LENGTHS))
+            q, layer = rows.queries(len(order)), rows.layers[0]
+            with torch.inference_mode():
+                out = backend.attend(q, layer, backend.plan(batch, 0))
+            self._compare(out, rows.expected(q, layer, order.tolist(), seen))
+
+    def test_shared_prefixes_in_graphs(self, page_size: int, group: int, head_dim: int) -> None:
+        """Recorded once, replayed with other groups, with fewer rows, and with none that share."""
+        rows, backend = self._make(page_size, group, head_dim, num_layers=2)
+        if not backend.takes_shared_prefixes:
+            pytest.skip("does not take shared prefixes")
+        groups = _groups(page_size)
+        rows.share(groups)
+        random = np.random.default_rng(4)
+        with self._record(backend, rows, shared=True) as recorder:
+            for number in range(8):
+                size = max(self.graph_sizes)
+                order = random.permutation(len(LENGTHS))[: random.integers(1, len(LENGTHS) + 1)]
+                order = order[:size]
+                seen = [LENGTHS[row] for row in order]
+                q = [rows.queries(len(order)) for _ in rows.layers]
+                told = groups if number % 4 else ()
+                outs = recorder.replay(size, order.tolist(), seen, q, slot=number % 2, groups=told)
+                for layer, part, out in zip(rows.layers, q, outs, strict=True):
+                    self._compare(out, rows.expected(part, layer, order.tolist(), seen))
 
     # -- what they are made of
 
@@ -239,6 +307,15 @@ class AttentionBackendContract:
         for name in ("page_size", "group", "head_dim"):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, getattr(self, f"{name}s"))
+
+    def _needs(self, *phases: str) -> None:
+        for phase in phases:
+            if phase not in self.phases:
+                pytest.skip(f"does not serve {phase}")
+
+    def _make_usual(self, num_layers: int = 1) -> tuple[PagedRows, AttentionBackend]:
+        shape = (self.usual_page_size, self.groups[-1], self.head_dims[-1])
+        return self._make(*shape, num_layers)
 
     def _make(
         self, page_size: int, group: int, head_dim: int, num_layers: int = 1
@@ -255,6 +332,7 @@ class AttentionBackendContract:
             device=self.device,
             ops=self.ops(),
             seed=page_size + 100 * group + head_dim,
+            tail=self.tail,
         )
         backend = self.create(rows.context)
         rows.allocate()
@@ -289,10 +367,12 @@ class AttentionBackendContract:
         limit = self.tolerance or TOLERANCES[self.dtype]
         assert error <= limit, f"relative error {error:.2e} at token {token}, allowed {limit:.0e}"
 
-    def _record(self, backend: AttentionBackend, rows: PagedRows) -> GraphRecorder:
+    def _record(
+        self, backend: AttentionBackend, rows: PagedRows, *, shared: bool = False
+    ) -> GraphRecorder:
         if backend.cuda_graphs is None or torch.device(self.device).type != "cuda":
             pytest.skip("takes no part in CUDA graphs here")
-        return GraphRecorder(backend, rows, self.graph_sizes)
+        return GraphRecorder(backend, rows, self.graph_sizes, shared=shared)
 
     def _stall(self, cycles: int = _STALL_CYCLES) -> None:
         """Keep the stream busy for a while, so that what follows piles up behind it."""

@@ -3,6 +3,7 @@
 What the attention contract (``minisgl.testing.attention_contract``) is made of.
 """
 
+import math
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
@@ -11,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from minisgl.attention.batch import Batch
+from minisgl.attention.batch import Batch, SharedPrefixes, list_groups
 from minisgl.attention.interface import AttentionContext, AttentionLayerSpec
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVPoolSpec
 from minisgl.kvcache.mha_pool import MHAKVCachePool
+
+Groups = Sequence[tuple[Sequence[int], int]]
+"""Rows that share a prefix, and how many tokens of it: whole pages, fewer than any of them has."""
 
 TOLERANCES: Final = MappingProxyType(
     {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -27,8 +31,8 @@ class PagedRows:
     """A pool, a page table and random rows, for one shape of attention.
 
     Pages of a row lie in random order. Every element of the pool that no row owns is NaN: other
-    pages, the dummy page 0, and what follows a row's last token in its last page. The last row of
-    the table is the padding row, whose only page is the dummy.
+    pages, the dummy page 0, and what follows a row's last token in its last page (or ``tail``
+    there). The last row of the table is the padding row, whose only page is the dummy.
 
     Args:
         lengths: tokens of each row.
@@ -38,6 +42,7 @@ class PagedRows:
         dtype, device: of queries, K and V.
         ops: what a backend is given.
         seed: of everything random.
+        tail: what follows a row's last token in its last page.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class PagedRows:
         device: torch.device | str = "cpu",
         ops: OpTable | None = None,
         seed: int = 0,
+        tail: float = math.nan,
     ) -> None:
         self.lengths = tuple(lengths)
         self.device = torch.device(device)
@@ -106,6 +112,7 @@ class PagedRows:
         self.page_table = torch.from_numpy(table).to(self.device)
         self._table = table
         self._num_pages = num_pages
+        self._tail = tail
         on_gpu = self.device.type == "cuda"
         self._staged = torch.empty(1 << 18, dtype=torch.int64, pin_memory=on_gpu)
         self._num_staged = 0
@@ -119,6 +126,37 @@ class PagedRows:
             for part, kept in zip(self.pool.layer(layer.index), (self._k, self._v), strict=True):
                 part.fill_(float("nan"))
                 kept.append([self._write(part, row) for row in range(len(self.lengths))])
+
+    def share(self, groups: Groups) -> None:
+        """Let rows of each group begin with the pages of the group's first one.
+
+        Args:
+            groups: no row is in two of them.
+        """
+        for (first, *others), num_tokens in groups:
+            columns = num_tokens // self.page_size
+            self._table[others, :columns] = self._table[first, :columns]
+            for kept in (*self._k, *self._v):
+                for row in others:
+                    kept[row][:num_tokens] = kept[first][:num_tokens]
+        self.page_table.copy_(torch.from_numpy(self._table))
+
+    def shared_prefixes(self, order: Sequence[int], groups: Groups, size: int) -> SharedPrefixes:
+        """Return what a launch of the rows ``order`` is told of ``groups``, for ``size`` rows.
+
+        Of a group that has fewer than two rows in ``order`` it is told nothing.
+        """
+        places = np.full(len(order), -1, dtype=np.int32)
+        for number, (rows, _) in enumerate(groups):
+            inside = np.flatnonzero(np.isin(order, rows))
+            places[inside if len(inside) > 1 else []] = number
+        tokens = np.array([tokens for _, tokens in groups], dtype=np.int32)
+        members, parts, starts = list_groups(places, tokens, size)
+        return SharedPrefixes(
+            members=self.to_device(members.tolist(), torch.int32),
+            groups=self.to_device(parts.flatten().tolist(), torch.int32).view(parts.shape),
+            starts=self.to_device(starts.tolist(), torch.int32),
+        )
 
     def queries(self, num_tokens: int) -> torch.Tensor:
         """Return random queries ``[tokens, q_heads, head_dim]``."""
@@ -194,12 +232,17 @@ class PagedRows:
         return out
 
     def _write(self, part: torch.Tensor, row: int) -> torch.Tensor:
-        values = self._random(self.lengths[row], *part.shape[2:])
-        positions = np.arange(self.lengths[row])
-        slots = self._table[row, positions // self.page_size].astype(np.int64) * self.page_size
-        slots += positions % self.page_size
-        part.view(-1, *part.shape[2:])[torch.from_numpy(slots).to(self.device)] = values
+        length = self.lengths[row]
+        values = self._random(length, *part.shape[2:])
+        flat = part.view(-1, *part.shape[2:])
+        flat[self._slots(row, np.arange(length))] = values
+        behind = np.arange(length, -(-length // self.page_size) * self.page_size)
+        flat[self._slots(row, behind)] = self._tail
         return values
+
+    def _slots(self, row: int, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+        slots = self._table[row, positions // self.page_size].astype(np.int64) * self.page_size
+        return torch.from_numpy(slots + positions % self.page_size).to(self.device)
 
     def _random(self, *shape: int) -> torch.Tensor:
         values = torch.randn(shape, generator=self._generator, device=self.device)

@@ -1,0 +1,136 @@
+"""Choosing a version, importing it, and what it is asked to compile before the backend is made."""
+
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from minisgl.errors import UnsupportedBackendError
+from minisgl.testing.paged_rows import PagedRows
+from minisgl_attn_fa import create
+from minisgl_attn_fa.installed import RELEASES
+from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3, FlashAttention4
+from minisgl_attn_fa.settings import FaSettings
+from support import fake_flash_attn as fakes
+from support.flash_attn_site import query
+
+
+def test_auto_takes_the_newest_that_can_run(flash_attn_site):
+    auto = FaSettings()
+    flash_attn_site.fa2()
+    assert create.choose_version(auto, query(page_size=256)) == "fa2"
+    flash_attn_site.fa3()
+    assert create.choose_version(auto, query(page_size=256)) == "fa3"
+    flash_attn_site.fa4()
+    assert create.choose_version(auto, query(page_size=256)) == "fa4"
+    assert create.choose_version(auto, query(logit_soft_cap=True)) == "fa3"
+    old = query(page_size=256, compute_capability=(8, 0))
+    assert create.choose_version(auto, old) == "fa2"
+
+
+def test_auto_without_any_says_why_of_each(flash_attn_site):
+    with pytest.raises(UnsupportedBackendError) as error:
+        create.choose_version(FaSettings(), query())
+    text = str(error.value)
+    assert text.startswith("backend 'fa' cannot run here: FlashAttention 4 needs flash-attn-4")
+    assert "FlashAttention 2 takes pages of multiples of 256 tokens, found 16" in text
+
+
+def test_a_version_that_is_forced_runs_or_says_why_not_and_what_else(flash_attn_site):
+    flash_attn_site.fa2()
+    flash_attn_site.fa4()
+    assert create.choose_version(FaSettings(version="2"), query(page_size=256)) == "fa2"
+    with pytest.raises(UnsupportedBackendError) as error:
+        create.choose_version(FaSettings(version=2), query())
+    assert str(error.value) == (
+        "backend_options.fa.version='fa2' cannot run here: FlashAttention 2 takes pages of "
+        "multiples of 256 tokens, found 16. Set it to auto or fa4."
+    )
+    with pytest.raises(UnsupportedBackendError, match="as no other can run"):
+        create.choose_version(FaSettings(version=4), query(compute_capability=(8, 0)))
+
+
+def modules(monkeypatch, **contents) -> None:
+    """Put modules with these functions where ``create`` imports them from."""
+    for name in ("flash_attn", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name, functions in contents.items():
+        module = ModuleType(name)
+        for function, value in functions.items():
+            setattr(module, function, value)
+        where = {
+            "fa4": "flash_attn.cute.interface",
+            "fa3": "flash_attn_interface",
+            "fa2": "flash_attn.flash_attn_interface",
+        }[name]
+        monkeypatch.setitem(sys.modules, where, module)
+        if name == "fa2":
+            sys.modules["flash_attn"].flash_attn_interface = module
+
+
+def test_each_version_is_imported_from_its_own_module(monkeypatch):
+    modules(
+        monkeypatch,
+        fa4={"flash_attn_varlen_func": fakes.fa4_varlen},
+        fa3={"flash_attn_with_kvcache": fakes.fa3_with_kvcache},
+        fa2={
+            "flash_attn_with_kvcache": fakes.fa2_with_kvcache,
+            "flash_attn_varlen_func": fakes.fa2_varlen,
+        },
+    )
+    kinds = {"fa4": FlashAttention4, "fa3": FlashAttention3, "fa2": FlashAttention2}
+    assert {name: type(create.load(name)) for name in RELEASES} == kinds
+
+
+def test_a_function_of_another_version_is_refused(flash_attn_site, monkeypatch):
+    flash_attn_site.fa4()
+    modules(monkeypatch, fa4={"flash_attn_varlen_func": fakes.fa2_varlen})
+    with pytest.raises(UnsupportedBackendError) as error:
+        create.load("fa4")
+    text = str(error.value)
+    assert "FlashAttention 4 4.0.0b36: " in text
+    assert "takes no seqused_k and no page_table, so it belongs to another version" in text
+    assert "install flash-attn-4 again, after the others" in text
+
+
+def context(**changed):
+    rows = PagedRows([40], page_size=16, num_q_heads=4, num_kv_heads=2, head_dim=8)
+    return replace(rows.context, **changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "windows"),
+    [({}, {(None, None)}), ({"sliding_window": True}, {(None, None), (15, 0)})],
+)
+def test_version_4_meets_every_kind_of_launch_before_it_serves(changed, windows):
+    noted = fakes.Noted(fakes.fa4_varlen)
+    create.warm_up(FlashAttention4(noted), context(max_running_requests=300, **changed))
+    kinds = {
+        (call["cu_seqlens_q"] is None, call["window_size"], len(call["seqused_k"]) > 256)
+        for call in noted.calls
+    }
+    expected = {
+        (decode, window, many)
+        for window in windows
+        for decode, many in ((True, False), (False, False), (False, True))
+    }
+    assert kinds == expected
+
+
+def test_rows_that_never_come_are_not_compiled_for():
+    noted = fakes.Noted(fakes.fa4_varlen)
+    create.warm_up(FlashAttention4(noted), context(max_running_requests=256))
+    assert max(len(call["seqused_k"]) for call in noted.calls) == 2
+
+
+@pytest.mark.parametrize("name", ["fa3", "fa2"])
+def test_other_versions_run_once_before_they_serve(name):
+    rows = PagedRows([40], page_size=256, num_q_heads=4, num_kv_heads=2, head_dim=8)
+    if name == "fa3":
+        noted = fakes.Noted(fakes.fa3_with_kvcache)
+        create.warm_up(FlashAttention3(noted), rows.context)
+    else:
+        noted = fakes.Noted(fakes.fa2_varlen)
+        create.warm_up(FlashAttention2(fakes.fa2_with_kvcache, noted), rows.context)
+    assert noted.calls
