@@ -175,15 +175,16 @@ class Measurements:
         Raises:
             SettingsError: one of them is another one.
         """
-        for what, measured, here in (
-            ("device", self.device, device),
-            ("dtype", self.dtype, dtype),
-        ):
-            if measured != here:
-                raise SettingsError(
-                    f"{SETTING}={self.file!r} is of {what} {measured}, this is {here}; measure "
-                    f"here with {_COMMAND}, or leave the setting out"
-                )
+        if self.device != device:
+            raise SettingsError(
+                f"{SETTING}={self.file!r} is of device {self.device}, this is {device}; measure "
+                f"here with {_COMMAND}, or leave the setting out"
+            )
+        if self.dtype != dtype:
+            raise SettingsError(
+                f"{SETTING}={self.file!r} was measured in {self.dtype}, the model runs in {dtype}; "
+                f"measure with {_COMMAND} --dtype {dtype}, or leave the setting out"
+            )
 
     def _nearest(
         self, query: BackendQuery, phase: Phase
