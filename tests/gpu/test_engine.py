@@ -201,8 +201,8 @@ def _note_logits(llm: LLM) -> Noted:
     if engine.graphs is not None:
         replay, graph_replay = engine._replay, engine.graphs.replay
 
-        def replaying(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            logits, tokens = graph_replay(*arguments)
+        def replaying(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            logits, tokens = graph_replay(*arguments, **options)
             kept.append(logits)
             return logits, tokens
 
@@ -218,25 +218,36 @@ def _note_logits(llm: LLM) -> Noted:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_graphs_overlap_and_plain_steps_give_equal_tokens(wide: Path, seed: int) -> None:
-    """In float32-exact argmax terms: a request's tokens differ only where two logits are close.
+    """Of eager and of recorded steps each, overlapped or not; and the two agree within bfloat16.
 
-    A graph pads its rows, which changes the order of sums in bfloat16; texts are compared up to
-    the first such place, and most must be equal to the end.
+    A graph pads its rows and may attend through another backend, which changes the order of sums.
+    So eager launches judge its texts: each token is the best one after those before it, or as good
+    as the best one.
     """
-    outputs = []
+    outputs, prompts = [], prompts_of(12, seed)
     for overlap, rows in (("off", 0), ("on", 0), ("off", None), ("on", None)):
         with LLM(
             str(wide), device="cuda", dtype="bfloat16", num_pages=400, max_running_requests=12,
             progress=False, cuda_graph_max_rows=rows, scheduler={"overlap": overlap},
         ) as llm:  # fmt: skip
             params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-            results = llm.generate(prompts_of(12, seed), params, progress=False)
+            results = llm.generate(prompts, params, progress=False)
             outputs.append([result.token_ids for result in results])
+            if rows == 0:
+                continue
+            texts = [one + other for one, other in zip(prompts, outputs[-1], strict=True)]
+            judged = llm.generate(
+                texts, SamplingParams(max_tokens=1, prompt_logprobs=1), progress=False
+            )
+        for prompt, one in zip(prompts, judged, strict=True):
+            assert one.prompt_logprobs is not None
+            for given in one.prompt_logprobs[len(prompt) :]:
+                assert given is not None
+                worse = given.top[0].logprob - given.token.logprob
+                assert worse < 0.1, f"a token is worse than the best one by {worse:.2f}"
     eager, eager_overlap, graph, graph_overlap = outputs
     assert eager == eager_overlap, "the same launches, only earlier"
     assert graph == graph_overlap
-    equal = sum(one == other for one, other in zip(eager, graph, strict=True))
-    assert equal >= 8, f"{equal} of 12 texts are equal"
 
 
 def test_random_requests_with_aborts_and_churn_end_with_all_pages_free(wide: Path) -> None:

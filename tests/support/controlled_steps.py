@@ -222,8 +222,8 @@ def _noted_logits(engine: Engine) -> Iterator[list[torch.Tensor]]:
     if graphs is not None:
         replay = graphs.replay
 
-        def replaying(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            logits, tokens = replay(*arguments)
+        def replaying(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            logits, tokens = replay(*arguments, **options)
             noted.append(logits.float().clone())
             return logits, tokens
 

@@ -113,6 +113,7 @@ class FakeEngine:
         num_pages, page_size, max_seq_len, max_running_requests: its ``EngineInfo``.
         lazy: run a step when its result is asked for, not when it is launched.
         fail_at: of which plans the launch raises; they change the row state and compute nothing.
+        shares: attend to prefixes that rows share once, whatever it saves.
         fail_late_at: of which plans the result raises, when later ones may be in flight; what
             they should have written is garbage.
     """
@@ -125,6 +126,7 @@ class FakeEngine:
         max_seq_len: int,
         max_running_requests: int,
         lazy: bool = True,
+        shares: bool = False,
         fail_at: Callable[[BatchPlan], bool] = lambda plan: False,
         fail_late_at: Callable[[BatchPlan], bool] = lambda plan: False,
     ) -> None:
@@ -140,6 +142,7 @@ class FakeEngine:
             num_pages=num_pages,
             mixed_launches=True,
             asynchronous=True,
+            shared_prefix_min_tokens=1 if shares else None,
         )
         self._lazy = lazy
         self._fail_at = fail_at
@@ -151,6 +154,8 @@ class FakeEngine:
         self._bans: dict[int, dict[int, int]] = {}
         self._masks: dict[int, set[int]] = {}
         self._order: list[int] = []
+        self._shared: list[tuple[int, int]] | None = None
+        self.num_shared_launches = 0
         self._kv = np.full((num_pages + 1) * page_size, _EMPTY, dtype=np.int64)
         self._stager = PlanStager()
         self._queue: deque[tuple[int, IntArray, bool]] = deque()
@@ -218,6 +223,14 @@ class FakeEngine:
             self._table[row, column] = page
         if plan.decode_rows is not None:
             self._order = plan.decode_rows.tolist()
+            self._shared = None
+        if len(plan.shared_groups):
+            assert self.info.shared_prefix_min_tokens is not None, "nobody asked for groups"
+            assert len(plan.shared_groups) == len(self._order), "every decode row has its group"
+            self._shared = [
+                (group, int(plan.shared_tokens[group]) if group >= 0 else 0)
+                for group in plan.shared_groups.tolist()
+            ]
         self._masks = {
             row: {token for token in range(VOCAB) if int(mask[0]) >> token & 1}
             for row, mask in zip(plan.mask_rows.tolist(), plan.masks, strict=True)
@@ -252,10 +265,13 @@ class FakeEngine:
                 assert slot not in written, "two rows write to one slot"
                 written.add(slot)
                 self._kv[slot] = token * 1000 + position
-        sampled = []
+        prefixes, sampled = self._prefixes(parts), []
         for part in parts:
             row = part.row
-            sequence = [self._read(row, position) for position in range(part.end)]
+            sequence = [
+                self._read(*prefixes.get((row, position), (row, position)))
+                for position in range(part.end)
+            ]
             if part.sampled:
                 token = next_token(sequence)
                 banned = {ban for ban, end in self._bans[row].items() if part.end < end}
@@ -266,6 +282,29 @@ class FakeEngine:
                 sampled.append(token)
                 self._last[row] = token
         return sampled
+
+    def _prefixes(self, parts: list[Part]) -> dict[tuple[int, int], tuple[int, int]]:
+        """Return where to read what rows share: all of a group, from its first row's pages."""
+        if self._shared is None or parts[-1].tokens is not None:
+            return {}
+        self.num_shared_launches += 1
+        first: dict[int, int] = {}
+        places = {}
+        for part, (group, num_tokens) in zip(parts, self._shared, strict=True):
+            if group < 0:
+                continue
+            assert num_tokens < part.end, "a row has tokens of its own"
+            assert num_tokens % self.info.page_size == 0, "a part page"
+            leader = first.setdefault(group, part.row)
+            columns = num_tokens // self.info.page_size
+            pages = self._table[[leader, part.row], :columns]
+            assert (pages[0] == pages[1]).all(), "rows of a group have other pages"
+            for position in range(num_tokens):
+                places[part.row, position] = (leader, position)
+        members = [group for group, _ in self._shared if group >= 0]
+        assert all(members.count(group) > 1 for group in members), "a group of one row"
+        assert members, "groups without a row"
+        return places
 
     def _slot(self, row: int, position: int) -> int:
         size = self.info.page_size

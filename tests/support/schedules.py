@@ -121,6 +121,7 @@ def set_ups(
         "lazy": draw(st.booleans()) if lazy is None else lazy,
         "policy": draw(st.sampled_from(["decode-first", "prefill-first"])),
         "order": draw(st.sampled_from(["fcfs", "longest-prefix"])),
+        "shares": draw(st.booleans()),
     }
 
 
@@ -138,6 +139,7 @@ def plain(**changes: Any) -> dict[str, Any]:
         "lazy": False,
         "policy": "decode-first",
         "order": "fcfs",
+        "shares": False,
         **changes,
     }
 

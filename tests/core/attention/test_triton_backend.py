@@ -15,7 +15,7 @@ from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.attention.triton_backend import TritonAttentionBackend
 from minisgl.kernel.triton.attention import choose_splits
 from minisgl.testing.attention_contract import AttentionBackendContract
-from minisgl.testing.paged_rows import PagedRows
+from minisgl.testing.paged_rows import PagedRows, largest_error
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +70,32 @@ def test_windows_and_caps_are_those_of_the_reference(
         batch = rows.batch([0, 1, 2, 3], lengths, chunks)
         out, expected = (one.attend(q, layer, one.plan(batch, 0)) for one in backends)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("group", [1, 5])
+def test_a_shared_prefix_is_read_once_for_many_rows(group: int) -> None:
+    """More rows than a tile holds; only the first one's table leads to the prefix's pages."""
+    lengths = [70 + row for row in range(40)]
+    rows = PagedRows(
+        lengths, page_size=4, num_q_heads=2 * group, num_kv_heads=2, head_dim=16, num_layers=1
+    )
+    rows.allocate()
+    order = [row for row in range(40) if row % 7]
+    groups = [(order[:30], 68)]
+    rows.share(groups)
+    batch = rows.batch(order, [lengths[row] for row in order])
+    q, layer, backend = (
+        rows.queries(len(order)),
+        rows.layers[0],
+        TritonAttentionBackend(rows.context),
+    )
+    batch.shared = rows.shared_prefixes(order, groups, len(lengths))
+    rows.page_table[order[1:30], : 68 // 4] = 0  # of the dummy page, which is not a number
+    with torch.inference_mode():
+        out = backend.attend(q, layer, backend.plan(batch, 0))
+    expected = rows.expected(q, layer, order, [lengths[row] for row in order])
+    error, token = largest_error(out, expected)
+    assert error < 1e-5, token
 
 
 def test_few_rows_are_split_until_all_multiprocessors_read() -> None:

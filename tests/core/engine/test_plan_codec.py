@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.engine.plan import CHUNK, NO_MASKS, ROW_PARAMS, BatchPlan
+from minisgl.engine.plan import CHUNK, NO_MASKS, NO_TOKENS, ROW_PARAMS, BatchPlan
 from minisgl.engine.plan_codec import PlanLayout, decode_plan, encode_plan, plan_words
 from minisgl.engine.staging import DEPTH, PlanStager, usual_words
 
@@ -28,7 +28,7 @@ def ints(width: int | None = None, height: int | None = None) -> st.SearchStrate
 @st.composite
 def plans(draw: st.DrawFn) -> BatchPlan:
     reals = st.floats(0, 100, width=32)
-    rows = draw(ints())
+    rows, groups = draw(ints()), draw(ints())
     added = records(
         ROW_PARAMS,
         {
@@ -46,6 +46,8 @@ def plans(draw: st.DrawFn) -> BatchPlan:
         chunks=draw(records(CHUNK, {})),
         token_ids=draw(ints()),
         mixed=draw(st.booleans()),
+        shared_groups=groups,
+        shared_tokens=draw(ints()) if len(groups) else NO_TOKENS,
         mask_rows=rows,
         masks=draw(ints(draw(st.integers(1, 4)), len(rows))) if len(rows) else NO_MASKS,
     )
@@ -60,6 +62,8 @@ def equal(a: BatchPlan, b: BatchPlan) -> bool:
             "table_writes",
             "chunks",
             "token_ids",
+            "shared_groups",
+            "shared_tokens",
             "mask_rows",
             "masks",
         )

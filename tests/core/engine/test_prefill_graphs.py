@@ -209,6 +209,7 @@ def test_only_plans_of_a_recording_are_cut() -> None:
     class Backend:
         cuda_graphs = None
         store_fusion = True
+        takes_shared_prefixes = False
 
         def plan(self, batch: Any, slot: int) -> Any:
             return batch, slot

@@ -55,10 +55,19 @@ class DecodeByRows:
         self._context = context
         self._measure = measure or measure_on_device
         self._fastest: dict[int, str] = {}
+        self._for_shared = next(
+            (one for one in backends.values() if one.takes_shared_prefixes), None
+        )
+        self.takes_shared_prefixes = self._for_shared is not None
 
     def prepare_capture(self, batch: Batch) -> RoutedPlan:
-        """Return the plan of the backend that is fastest for ``batch.num_rows`` rows."""
+        """Return the plan of the backend that is fastest for ``batch.num_rows`` rows.
+
+        With shared prefixes, of the first one that takes them: that is where the time goes.
+        """
         backend = self._backends[self._choose(batch.num_rows)]
+        if batch.shared is not None and self._for_shared is not None:
+            backend = self._for_shared
         assert backend.cuda_graphs is not None
         return RoutedPlan(backend, backend.cuda_graphs.prepare_capture(batch))
 

@@ -27,6 +27,7 @@ class HybridBackend(AttentionBackend):
     Args:
         prefill, decode: the backends.
         graphs: records decode launches; by default, as ``decode`` does.
+        takes_shared_prefixes: ``graphs`` does, even if ``decode`` does not.
     """
 
     def __init__(
@@ -34,6 +35,8 @@ class HybridBackend(AttentionBackend):
         prefill: AttentionBackend,
         decode: AttentionBackend,
         graphs: CudaGraphSupport | None = None,
+        *,
+        takes_shared_prefixes: bool = False,
     ) -> None:
         self.prefill = prefill
         self.decode = decode
@@ -46,6 +49,7 @@ class HybridBackend(AttentionBackend):
                 "pair that agrees"
             )
         self.store_fusion = prefill.store_fusion
+        self.takes_shared_prefixes = takes_shared_prefixes or decode.takes_shared_prefixes
 
     def plan(self, batch: Batch, slot: int) -> RoutedPlan:
         """Plan with the backend that this launch's phase belongs to."""

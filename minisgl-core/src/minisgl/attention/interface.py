@@ -93,7 +93,11 @@ class CudaGraphSupport(Protocol):
     """
 
     def prepare_capture(self, batch: Batch) -> Any:
-        """Return the plan to record ``batch`` with; its device tensors are the graph's own."""
+        """Return the plan to record ``batch`` with; its device tensors are the graph's own.
+
+        With ``batch.shared``, for a backend that takes shared prefixes, every replay reads anew
+        what these tensors say then.
+        """
 
     def enqueue(self, batch: Batch, plan: Any) -> None:
         """Launch what comes before the first layer, from ``batch``'s device tensors alone.
@@ -124,6 +128,9 @@ class AttentionBackend(ABC):
 
     cuda_graphs: CudaGraphSupport | None = None
     """How this backend takes part in CUDA graphs; ``None``: it does not."""
+
+    takes_shared_prefixes: bool = False
+    """Recorded decode launches read the pages that ``batch.shared`` names once; others may."""
 
     store_fusion: bool = False
     """``attend`` stores K and V itself: the layer skips the store and passes ``new_kv``."""

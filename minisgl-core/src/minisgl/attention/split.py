@@ -38,6 +38,7 @@ class SplitBackend(AttentionBackend):
         self.backend = backend
         self.cuda_graphs = backend.cuda_graphs
         self.store_fusion = backend.store_fusion
+        self.takes_shared_prefixes = backend.takes_shared_prefixes
 
     def plan(self, batch: Batch, slot: int) -> Any:
         """Plan with the backend."""

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from minisgl.attention.batch import Batch
+from minisgl.attention.batch import Batch, SharedPrefixes
 from minisgl.attention.interface import AttentionBackend, AttentionContext, AttentionLayerSpec
 from minisgl.kernel.triton import attention as kernels
 from minisgl.kernel.triton.attention import PagedRows, Scores
+from minisgl.kernel.triton.shared_prefix import choose_prefix_splits, shared_decode
 
 _MULTIPROCESSORS_ELSEWHERE = 16
 """What splits are chosen for where there is no GPU."""
@@ -24,7 +25,8 @@ _MULTIPROCESSORS_ELSEWHERE = 16
 class _Plan:
     """A launch: decode rows, then prefill rows, each ``None`` if there are none.
 
-    ``num_splits`` is of the decode rows, ``query_ends`` of the prefill rows, int32 on the device.
+    ``num_splits`` and ``shared`` are of the decode rows; ``query_ends`` of the prefill rows, int32
+    on the device.
     """
 
     num_decode_rows: int
@@ -32,6 +34,7 @@ class _Plan:
     num_splits: int
     prefill: PagedRows | None
     query_ends: torch.Tensor | None
+    shared: SharedPrefixes | None
 
 
 class _Ends:
@@ -60,6 +63,8 @@ class _Ends:
 
 class TritonAttentionBackend(AttentionBackend):
     """The backend ``triton``, created from an ``AttentionContext``."""
+
+    takes_shared_prefixes = True
 
     def __init__(self, context: AttentionContext) -> None:
         self.cuda_graphs = self
@@ -96,8 +101,7 @@ class TritonAttentionBackend(AttentionBackend):
         )
         parts = []
         if plan.decode is not None:
-            rows = q[: plan.num_decode_rows]
-            parts.append(kernels.paged_decode(rows, *pool, plan.decode, scores, plan.num_splits))
+            parts.append(self._decode(q[: plan.num_decode_rows], pool, plan, scores))
         if plan.prefill is not None:
             assert plan.query_ends is not None
             rows = q[plan.num_decode_rows :]
@@ -107,6 +111,24 @@ class TritonAttentionBackend(AttentionBackend):
                 )
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode(
+        self,
+        q: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
+        plan: _Plan,
+        scores: Scores,
+    ) -> torch.Tensor:
+        """Attend with decode rows; a window reaches back over part of a shared prefix only."""
+        assert plan.decode is not None
+        if plan.shared is None or scores.window:
+            return kernels.paged_decode(q, *pool, plan.decode, scores, plan.num_splits)
+        group = q.shape[1] // self._num_kv_heads
+        splits = choose_prefix_splits(
+            len(q), group, self._num_kv_heads, self._multiprocessors, q.dtype
+        )
+        shared = plan.shared.members, plan.shared.groups, plan.shared.starts
+        return shared_decode(q, *pool, plan.decode, scores, shared, (splits, plan.num_splits))
 
     # -- CudaGraphSupport
 
@@ -138,4 +160,5 @@ class TritonAttentionBackend(AttentionBackend):
             num_splits=splits,
             prefill=None if query_ends is None else rows(slice(num_decode, None)),
             query_ends=query_ends,
+            shared=batch.shared,
         )

@@ -52,7 +52,8 @@ def create_attention(
     by_rows = _decode_by_rows(decode, names[1], context, chosen.others)
     if decode is prefill and by_rows is None:
         return prefill
-    return HybridBackend(prefill, decode, by_rows)
+    shares = by_rows is not None and by_rows.takes_shared_prefixes
+    return HybridBackend(prefill, decode, by_rows, takes_shared_prefixes=shares)
 
 
 def _decode_by_rows(

@@ -1,6 +1,7 @@
 """From settings and plugins to an engine: one rank's, whatever the number of ranks."""
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -116,7 +117,7 @@ def build_engine(
         max_seq_len=site.max_seq_len,
     )
     model = _build_model(site, context, progress=progress)
-    info = _engine_info(site, mixed=mixed)
+    info = _engine_info(site, mixed=mixed, shares=attention.takes_shared_prefixes)
     with rehearsed(settings, model, context, info) as needs:
         plan = plan_pool(
             settings, model, pool, communicator, max_seq_len=site.max_seq_len, needs=needs
@@ -351,8 +352,14 @@ def _warm_up(
         )
 
 
-def _engine_info(site: Site, *, mixed: bool) -> EngineInfo:
-    """Return what is known about the engine before its pool is sized."""
+def _engine_info(site: Site, *, mixed: bool, shares: bool) -> EngineInfo:
+    """Return what is known about the engine before its pool is sized.
+
+    Args:
+        site: what ``survey`` found.
+        mixed: the attention backend takes decode and prefill rows in one launch.
+        shares: it takes shared prefixes.
+    """
     vocab_size, eos = site.config.vocab_size, tuple(site.checkpoint.eos_token_ids)
     if any(not 0 <= token < vocab_size for token in eos):
         raise ModelLoadError(
@@ -373,7 +380,15 @@ def _engine_info(site: Site, *, mixed: bool) -> EngineInfo:
         # One pass reads the weights once; on a GPU decode rows replay a graph of their own.
         mixed_launches=on_cpu and mixed,
         asynchronous=not on_cpu,
+        shared_prefix_min_tokens=_shared_prefix_min_tokens(site) if shares else None,
     )
+
+
+def _shared_prefix_min_tokens(site: Site) -> int | None:
+    """Return the tokens whose K and V are as large as the setting says; ``None``: never."""
+    mib = site.settings.attention.shared_prefix_mib
+    bytes_a_token = 2 * site.query.num_kv_heads * site.config.head_dim * site.dtype.itemsize
+    return math.ceil(mib * 2**20 / bytes_a_token) if mib else None
 
 
 def _limited(info: EngineInfo, site: Site, plan: MemoryPlan) -> EngineInfo:

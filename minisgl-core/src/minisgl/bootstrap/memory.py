@@ -14,7 +14,7 @@ import torch
 from minisgl.distributed.communicator import Communicator
 from minisgl.engine.control_state import control_bytes
 from minisgl.engine.engine import Engine
-from minisgl.engine.graph_runner import GraphRunner, graph_sizes
+from minisgl.engine.graph_runner import GraphRunner, graph_sizes, shared_sizes
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.memory_plan import MemoryPlan, Needs, measure, plan_memory
 from minisgl.engine.prefill_graphs import PrefillGraphs, prefill_sizes
@@ -181,7 +181,9 @@ def make_runner(
         if not rehearsal:
             logger.log(level, "decode runs without CUDA graphs, which is slower: %s", reason)
         return None
-    return GraphRunner(model, context.attention, engine.state, graph_sizes(max_rows))
+    sizes = graph_sizes(max_rows)
+    shared = shared_sizes(sizes) if engine.info.shared_prefix_min_tokens is not None else []
+    return GraphRunner(model, context.attention, engine.state, sizes, shared_sizes=shared)
 
 
 def make_prefill_graphs(

@@ -9,10 +9,13 @@ from minisgl.engine.row_state import DeviceChunks, RowState
 from minisgl.kernel.rows import DecodeInputs
 
 
-def build_batch(launch: Launch, chunks: DeviceChunks, state: RowState) -> Batch:
+def build_batch(
+    launch: Launch, chunks: DeviceChunks, state: RowState, *, shares: bool = False
+) -> Batch:
     """Return the launch's ``Batch``, and advance the lengths of its rows.
 
-    Decode rows feed their last token at their length; chunks bring their own tokens.
+    Decode rows feed their last token at their length; chunks bring their own tokens. With
+    ``shares``, decode rows share prefixes as the row state says.
     """
     parts = []
     if launch.num_decode_rows:
@@ -37,6 +40,7 @@ def build_batch(launch: Launch, chunks: DeviceChunks, state: RowState) -> Batch:
         kv_lens_device=state.rows.lengths[rows].int(),
         page_table=state.rows.page_table,
         page_size=state.page_size,
+        shared=state.shared if shares and not launch.num_prefill_tokens else None,
     )
 
 

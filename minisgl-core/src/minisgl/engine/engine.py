@@ -254,7 +254,8 @@ class Engine:
         else:
             state.apply()
         # All lengths advance before anything can fail: the state stays that of the plan.
-        batches = [build_batch(launch, chunks, state) for launch in launches]
+        shares = self._mirror.shares
+        batches = [build_batch(launch, chunks, state, shares=shares) for launch in launches]
         for launch, batch in zip(launches, batches, strict=True):
             with self._range("prefill" if launch.num_prefill_tokens else "decode"):
                 tokens.append(self._launch(launch, batch, slot, sum(map(len, tokens))))
@@ -274,7 +275,8 @@ class Engine:
         if not self.state.in_inbox:
             self.state.apply()
         try:
-            logits, tokens = self.graphs.replay(launch.ends.astype(np.int32), slot)
+            ends, shares = launch.ends.astype(np.int32), self._mirror.shares
+            logits, tokens = self.graphs.replay(ends, slot, shares=shares)
         except Exception:
             # The graph would have applied the plan, which is about rows outside of this step too.
             self.state.apply()

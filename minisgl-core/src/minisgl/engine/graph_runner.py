@@ -135,6 +135,7 @@ class GraphRunner:
         state: the rows; decode launches feed those of its order.
         sizes: numbers of rows to record.
         recorder: how; CUDA graphs unless a test says otherwise.
+        shared_sizes: of launches in which rows share a prefix; none, if the backend takes none.
     """
 
     def __init__(
@@ -144,6 +145,8 @@ class GraphRunner:
         state: RowState,
         sizes: Sequence[int],
         recorder: Recorder | None = None,
+        *,
+        shared_sizes: Sequence[int] = (),
     ) -> None:
         assert attention.cuda_graphs is not None, "the backend takes part in recordings"
         self._model = model
@@ -151,9 +154,11 @@ class GraphRunner:
         self._state = state
         self._recorder = recorder or CudaGraphRecorder()
         self.sizes = sorted(sizes)
+        self.shared_sizes = sorted(shared_sizes)
+        assert not shared_sizes or self.shared_sizes[-1] == self.sizes[-1]
         self._inputs = DecodeInputs.allocate(self.sizes[-1], state.device)
         self._tokens = torch.zeros(self.sizes[-1], dtype=torch.int32, device=state.device)
-        self._recorded: dict[int, _Recorded] = {}
+        self._recorded: dict[tuple[int, bool], _Recorded] = {}
         self.timer: ReplayTimer | None = None
 
     @property
@@ -168,30 +173,37 @@ class GraphRunner:
             progress: wraps the sizes, to show how far it is.
         """
         for size in progress(self.sizes[::-1]):
-            self._recorded[size] = self._record(size)
+            for shared in (True, False) if size in self.shared_sizes else (False,):
+                self._recorded[size, shared] = self._record(size, shared=shared)
 
     def record_largest(self) -> None:
         """Record the largest graph only, to see how much memory it takes."""
-        self._recorded[self.max_rows] = self._record(self.max_rows)
+        for shared in (True, False) if self.shared_sizes else (False,):
+            self._recorded[self.max_rows, shared] = self._record(self.max_rows, shared=shared)
 
     def forget(self) -> None:
         """Drop all graphs and give their memory back."""
         self._recorded.clear()
         self._recorder.forget()
 
-    def replay(self, kv_lens: IntArray, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def replay(
+        self, kv_lens: IntArray, slot: int, *, shares: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the next decode launch, whose plan has been received but not applied.
 
         Args:
             kv_lens: int32 ``[R]``, host: tokens of each row, the new one included.
             slot: alternates from step to step.
+            shares: rows share prefixes, as the row state says.
 
         Returns:
             The logits ``[R, vocab]`` and the tokens, int32 ``[R]``, both valid until the next
             replay. The rows' last tokens are these already.
         """
         num_rows = len(kv_lens)
-        recorded = self._recorded[self.sizes[bisect.bisect_left(self.sizes, num_rows)]]
+        shares = shares and bool(self.shared_sizes)
+        sizes = self.shared_sizes if shares else self.sizes
+        recorded = self._recorded[sizes[bisect.bisect_left(sizes, num_rows)], shares]
         recorded.kv_lens[:num_rows] = kv_lens
         recorded.kv_lens[num_rows:] = 1
         self._graphs.prepare_replay(recorded.plan, recorded.kv_lens, slot)
@@ -201,7 +213,7 @@ class GraphRunner:
             self.timer.run(recorded.replay)
         return recorded.logits[:num_rows], recorded.tokens[:num_rows]
 
-    def _record(self, size: int) -> _Recorded:
+    def _record(self, size: int, *, shared: bool) -> _Recorded:
         state, inputs = self._state, self._inputs.first(size)
         kv_lens = np.ones(size, dtype=np.int32)
         tokens = self._tokens[:size]
@@ -217,6 +229,7 @@ class GraphRunner:
             kv_lens_device=inputs.kv_lens,
             page_table=state.rows.page_table,
             page_size=state.page_size,
+            shared=state.shared if shared else None,
         )
         plan = batch.plan = self._graphs.prepare_capture(batch)
         replay, logits = self._recorder.record(lambda: self._step(batch, inputs, tokens))
@@ -252,6 +265,19 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor over the same CUDA memory that does not keep it allocated."""
     words = torch.as_tensor(_CudaMemory(tensor), device=tensor.device)
     return words.view(tensor.dtype)
+
+
+def shared_sizes(sizes: Sequence[int]) -> list[int]:
+    """Return those of ``sizes`` to record for rows that share a prefix: further apart.
+
+    Each is at most half as large again as the one before it: to compute padding costs less than to
+    record as many graphs again.
+    """
+    chosen = [max(sizes)]
+    for size in sorted(sizes, reverse=True):
+        if size > 1 and 3 * size <= 2 * chosen[-1]:
+            chosen.append(size)
+    return sorted(chosen)
 
 
 def graph_sizes(max_rows: int) -> list[int]:

@@ -53,6 +53,7 @@ class HostMirror:
         filtered: bool ``[rows]``: top-k, top-p or min-p matters.
         mask_places: int64 ``[rows]``: which mask of the last plan is the row's; -1: it has none.
         has_masks: any row has one.
+        shares: some decode rows share a prefix, as the last plan that was about it says.
 
     Args:
         num_rows: requests at once.
@@ -68,6 +69,7 @@ class HostMirror:
         self._ones = np.ones(rows, dtype=np.int64)
         self.mask_places = np.full(rows, -1, dtype=np.int64)
         self.has_masks = False
+        self.shares = False
 
     def apply(self, plan: BatchPlan) -> tuple[Launch, ...]:
         """Take over a plan's changes; returns its launches, with all lengths advanced."""
@@ -81,6 +83,9 @@ class HostMirror:
             self._lengths[self.decode_rows] = self._decode_lengths
             self.decode_rows = plan.decode_rows.astype(np.int64)
             self._decode_lengths = self._lengths[self.decode_rows]
+            self.shares = False
+        if len(plan.shared_groups):
+            self.shares = True
         decode = self._decode_launch() if plan.num_decode_rows else None
         if not len(plan.chunks):
             return (decode,) if decode else ()

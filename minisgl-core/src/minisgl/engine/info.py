@@ -17,6 +17,8 @@ class EngineInfo:
         page_size: tokens a page.
         num_pages: pages in the pool, without the dummy page.
         mixed_launches: decode and prefill rows share one forward pass.
+        shared_prefix_min_tokens: decode launches attend to prefixes that rows share once, if that
+            saves reading so many tokens; ``None``: the engine cannot, or shall not.
         asynchronous: launches return before they are computed, so overlapping host work pays.
     """
 
@@ -31,3 +33,4 @@ class EngineInfo:
     num_pages: int
     mixed_launches: bool
     asynchronous: bool
+    shared_prefix_min_tokens: int | None = None

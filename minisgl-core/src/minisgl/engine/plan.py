@@ -55,6 +55,9 @@ class BatchPlan:
             entry at most once.
         decode_rows: int32 ``[R]``: the decode rows in their order, if that changed since the last
             plan; else ``None``.
+        shared_groups: int32 ``[R]``: with which group each decode row shares a cached prefix, -1:
+            with none; empty: as in the last plan, or, with new ``decode_rows``, no row shares.
+        shared_tokens: int32 ``[G]``: tokens of each group's prefix, in whole pages.
         num_decode_rows: all decode rows feed their last sampled token, or (0) none does.
         chunks: ``CHUNK``: prompt chunks of this step, each row at most once; those after which a
             token follows come first.
@@ -70,6 +73,8 @@ class BatchPlan:
     controls: IntArray = field(default_factory=lambda: NO_CONTROLS)
     table_writes: IntArray = field(default_factory=lambda: NO_WRITES)
     decode_rows: IntArray | None = None
+    shared_groups: IntArray = field(default_factory=lambda: NO_TOKENS)
+    shared_tokens: IntArray = field(default_factory=lambda: NO_TOKENS)
     num_decode_rows: int = 0
     chunks: ParamsArray = field(default_factory=lambda: NO_CHUNKS)
     token_ids: IntArray = field(default_factory=lambda: NO_TOKENS)

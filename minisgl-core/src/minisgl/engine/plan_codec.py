@@ -2,8 +2,9 @@
 
 Layout: a header of ``HEADER_WORDS`` words (number low and high, flags, and the length of each
 section), then the sections one after the other: added rows, controls, table writes, decode rows,
-chunks, token ids, and, where the flags say so, masks: their number, the words of each, their rows,
-then the masks. One copy brings all but the masks to a device, where every section is a slice.
+chunks, token ids; then, where the flags say so, groups of rows that share a prefix (number of rows,
+of groups, the rows' groups, the groups' tokens), and masks (their number, the words of each, their
+rows, the masks). One copy brings all before these two to a device, where every section is a slice.
 """
 
 from struct import Struct
@@ -21,6 +22,7 @@ _HEADER: Final = Struct(f"={HEADER_WORDS}i")
 _HAS_ORDER: Final = 1
 _MIXED: Final = 2
 _HAS_MASKS: Final = 4
+_HAS_GROUPS: Final = 8
 
 
 class PlanLayout(NamedTuple):
@@ -36,8 +38,15 @@ class PlanLayout(NamedTuple):
     decode_rows: slice
     chunks: slice
     token_ids: slice
+    shared_groups: slice
+    shared_tokens: slice
     mask_rows: slice
     masks: slice
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether it says which rows share a prefix."""
+        return bool(self.shared_groups.stop > self.shared_groups.start)
 
     @property
     def has_masks(self) -> bool:
@@ -55,12 +64,18 @@ class PlanLayout(NamedTuple):
         c = b + writes * 3
         d = c + order
         e = d + chunks * CHUNK_WORDS
-        f = g = h = e + tokens
+        end = e + tokens
+        groups = shared_tokens = slice(end, end)
+        if flags & _HAS_GROUPS:
+            num_rows, num_groups = words[end : end + 2].tolist()
+            groups = slice(end + 2, end + 2 + num_rows)
+            shared_tokens = slice(groups.stop, groups.stop + num_groups)
+            end = shared_tokens.stop
+        mask_rows = masks = slice(end, end)
         if flags & _HAS_MASKS:
-            num_masks, width = words[f : f + 2].tolist()
-            f += 2
-            g = f + num_masks
-            h = g + num_masks * width
+            num_masks, width = words[end : end + 2].tolist()
+            mask_rows = slice(end + 2, end + 2 + num_masks)
+            masks = slice(mask_rows.stop, mask_rows.stop + num_masks * width)
         return cls(
             high << 31 | low,
             bool(flags & _HAS_ORDER),
@@ -72,8 +87,10 @@ class PlanLayout(NamedTuple):
             slice(c, d),
             slice(d, e),
             slice(e, e + tokens),
-            slice(f, g),
-            slice(g, h),
+            groups,
+            shared_tokens,
+            mask_rows,
+            masks,
         )
 
 
@@ -87,6 +104,7 @@ def plan_words(plan: BatchPlan) -> int:
         + (0 if plan.decode_rows is None else len(plan.decode_rows))
         + len(plan.chunks) * CHUNK_WORDS
         + len(plan.token_ids)
+        + (2 + len(plan.shared_groups) + len(plan.shared_tokens) if len(plan.shared_groups) else 0)
         + (2 + len(plan.mask_rows) + plan.masks.size if len(plan.mask_rows) else 0)
     )
 
@@ -105,7 +123,8 @@ def encode_plan(plan: BatchPlan, words: IntArray) -> int:
         plan.number >> 31,
         (0 if order is None else _HAS_ORDER)
         | (_MIXED if plan.mixed else 0)
-        | (_HAS_MASKS if len(plan.mask_rows) else 0),
+        | (_HAS_MASKS if len(plan.mask_rows) else 0)
+        | (_HAS_GROUPS if len(plan.shared_groups) else 0),
         len(plan.added),
         len(plan.controls),
         len(plan.table_writes),
@@ -122,6 +141,8 @@ def encode_plan(plan: BatchPlan, words: IntArray) -> int:
             flat = section.view(np.int32).reshape(-1)
             words[used : used + len(flat)] = flat
             used += len(flat)
+    if len(plan.shared_groups):
+        used = _encode_groups(plan, words, used)
     return _encode_masks(plan, words, used) if len(plan.mask_rows) else used
 
 
@@ -143,9 +164,21 @@ def decode_plan(words: IntArray, layout: PlanLayout | None = None) -> BatchPlan:
         chunks=words[at.chunks].view(CHUNK),
         token_ids=words[at.token_ids],
         mixed=at.mixed,
+        shared_groups=words[at.shared_groups],
+        shared_tokens=words[at.shared_tokens],
         mask_rows=words[at.mask_rows],
         masks=_masks(words, at),
     )
+
+
+def _encode_groups(plan: BatchPlan, words: IntArray, used: int) -> int:
+    num_rows, num_groups = len(plan.shared_groups), len(plan.shared_tokens)
+    words[used : used + 2] = num_rows, num_groups
+    used += 2
+    words[used : used + num_rows] = plan.shared_groups
+    used += num_rows
+    words[used : used + num_groups] = plan.shared_tokens
+    return used + num_groups
 
 
 def _encode_masks(plan: BatchPlan, words: IntArray, used: int) -> int:

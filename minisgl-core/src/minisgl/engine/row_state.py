@@ -2,8 +2,10 @@
 
 from typing import Final
 
+import numpy as np
 import torch
 
+from minisgl.attention.batch import MAX_SHARED_GROUPS, SharedPrefixes, list_groups
 from minisgl.engine.plan import IntArray
 from minisgl.engine.plan_codec import CHUNK_WORDS, PlanLayout
 from minisgl.kernel.ops import OpTable
@@ -24,6 +26,7 @@ class RowState:
         rows: the tensors.
         inbox: int32: the last plan, on a GPU; after a plan that did not fit, an empty one.
         masks: int32 ``[m, words]``: those of the last plan; ``None``: it has none.
+        shared: which decode rows share a prefix, where some do.
 
     Args:
         num_rows: requests at once.
@@ -54,6 +57,14 @@ class RowState:
         )
         self.num_decode_rows = 0
         self.masks: torch.Tensor | None = None
+        self._shared = torch.zeros(
+            2 * num_rows + 3 * MAX_SHARED_GROUPS, dtype=torch.int32, device=device
+        )
+        self.shared = SharedPrefixes(
+            members=self._shared[:num_rows],
+            starts=self._shared[num_rows : 2 * num_rows],
+            groups=self._shared[2 * num_rows :].view(MAX_SHARED_GROUPS, 3),
+        )
         self.rows = RowTensors(
             page_table=torch.zeros((count, width), dtype=torch.int32, device=device),
             lengths=torch.zeros(count, dtype=torch.int64, device=device),
@@ -78,7 +89,9 @@ class RowState:
             num_masks = layout.mask_rows.stop - layout.mask_rows.start
             masks = staged[layout.masks].view(num_masks, -1)
             self.masks = masks.to(self.device, non_blocking=True)
-            staged = staged[: layout.token_ids.stop]
+        if layout.has_groups:
+            self._share(words[layout.shared_groups], words[layout.shared_tokens])
+        staged = staged[: layout.token_ids.stop]
         if self._sends:
             staged = self._send(staged)
         self._staged = staged
@@ -86,6 +99,14 @@ class RowState:
             self.num_decode_rows = layout.decode_rows.stop - layout.decode_rows.start
         chunks = staged[layout.chunks].view(-1, CHUNK_WORDS)
         return DeviceChunks(chunks, staged[layout.token_ids])
+
+    def _share(self, group_of: IntArray, tokens: IntArray) -> None:
+        """Tell the device which decode rows share what, behind whatever still reads the last."""
+        members, groups, starts = list_groups(group_of, tokens, len(self.rows.order))
+        words = torch.from_numpy(np.concatenate((members, starts, groups.reshape(-1))))
+        if self._shared.is_cuda:
+            words = words.pin_memory()  # kept until it is copied
+        self._shared.copy_(words, non_blocking=True)
 
     def words(self, section: slice) -> torch.Tensor:
         """Return a section of the received plan, int32, on the device."""

@@ -22,6 +22,9 @@ class CacheManager:
     Each page is in exactly one place: the free list, the prefix cache, or one request's private
     columns. Table entries change only here, and each change is noted for the next plan.
 
+    Attributes:
+        num_inserts: how often running requests may have been moved onto cached pages.
+
     Args:
         num_pages: pages to hand out: ids 1 to ``num_pages``.
         page_size: tokens a page.
@@ -38,6 +41,7 @@ class CacheManager:
         self._table = table
         self._free = FreePages(num_pages)
         self._writes: list[IntArray] = []
+        self.num_inserts = 0
         self._evict_ahead = min(num_pages // _EVICT_SHARE, _MAX_EVICT_AHEAD)
 
     @property
@@ -96,6 +100,7 @@ class CacheManager:
         num_full = int(table.committed[row]) // self.page_size
         if num_full <= request.num_shared_pages:
             return
+        self.num_inserts += 1
         match = self.prefix_cache.insert(
             table.tokens[row, : num_full * self.page_size],
             table.pages[row, :num_full],

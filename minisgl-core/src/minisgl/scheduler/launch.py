@@ -24,6 +24,7 @@ from minisgl.scheduler.decode import DecodeManager, DecodeSet, RowArray
 from minisgl.scheduler.interfaces import StepResult
 from minisgl.scheduler.prefill import Chunk
 from minisgl.scheduler.request_state import RequestState
+from minisgl.scheduler.sharing import PrefixSharing, SharedGroups
 from minisgl.scheduler.table import TableManager
 
 
@@ -101,6 +102,7 @@ class LaunchBuilder:
         decode: the decode rows.
         vocab_size: of the model.
         eos_token_ids: banned while a request has fewer than its ``min_tokens``.
+        sharing: finds decode rows that share a prefix.
         mixed: one launch for decode rows and chunks, instead of two.
     """
 
@@ -112,16 +114,19 @@ class LaunchBuilder:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         *,
+        sharing: PrefixSharing,
         mixed: bool,
     ) -> None:
         self._table = table
         self._cache = cache
         self._decode = decode
+        self._sharing = sharing
         self._vocab_size = vocab_size
         self._eos = frozenset(eos_token_ids)
         self._mixed = mixed
         self._num_plans = 0
         self._sent: DecodeSet | None = None
+        self._sent_groups: SharedGroups | None = None
 
     def build(
         self,
@@ -144,6 +149,12 @@ class LaunchBuilder:
         if run_decode and len(order.rows):
             decode, ends, last = self._decode.launch(number)
         params, controls = self._params(added) if added else (NO_PARAMS, NO_CONTROLS)
+        if added:
+            self._sharing.forget(params["row"])
+        groups = self._sharing.of(order, self._cache.num_inserts)
+        # Without groups there are those of the last plan, unless it says the order anew.
+        says_order = order is not self._sent or (groups is None and self._sent_groups is not None)
+        says_groups = groups is not None and (says_order or groups is not self._sent_groups)
         chunk_params, token_ids = (
             self._launch_chunks(chunks, number) if chunks else (NO_CHUNKS, NO_TOKENS)
         )
@@ -152,7 +163,9 @@ class LaunchBuilder:
             added=params,
             controls=controls,
             table_writes=self._cache.take_writes(),
-            decode_rows=None if order is self._sent else order.rows32,
+            decode_rows=order.rows32 if says_order else None,
+            shared_groups=groups.group_of if groups and says_groups else NO_TOKENS,
+            shared_tokens=groups.tokens if groups and says_groups else NO_TOKENS,
             num_decode_rows=len(ends),
             chunks=chunk_params,
             token_ids=token_ids,
@@ -160,7 +173,7 @@ class LaunchBuilder:
             mask_rows=NO_TOKENS if masks is None else masks.rows,
             masks=NO_MASKS if masks is None else masks.words,
         )
-        self._sent = order
+        self._sent, self._sent_groups = order, groups
         step = LaunchedStep(
             plan=plan, decode=decode, ends=ends, last=last, chunks=chunks, num_ended=num_ended
         )

@@ -42,6 +42,7 @@ from minisgl.scheduler.policy import PolicyName, make_policy
 from minisgl.scheduler.prefill import Chunk, PrefillManager
 from minisgl.scheduler.request_state import RequestState
 from minisgl.scheduler.room import RoomMaker
+from minisgl.scheduler.sharing import PrefixSharing
 from minisgl.scheduler.stats import request_stats, step_stats
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.token_times import TokenTimes
@@ -135,6 +136,7 @@ class Scheduler:
             self._decode,
             info.vocab_size,
             info.eos_token_ids,
+            sharing=PrefixSharing(self.table, info.page_size, info.shared_prefix_min_tokens),
             mixed=mixed,
         )
         self._compiler = compiler or GrammarCompiler(None, off="there is no grammar engine")

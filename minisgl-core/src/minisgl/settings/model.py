@@ -140,6 +140,13 @@ class AttentionSettings(Section):
     backend: str = Field(
         "auto", description="Attention backend: auto, a name, or PREFILL,DECODE for a pair."
     )
+    shared_prefix_mib: float = Field(
+        64.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Decode rows attend to a cached prefix that they share once, if that saves "
+        "reading so many MiB of K and V a layer; 0 switches it off.",
+    )
 
     @field_validator("backend")
     @classmethod

@@ -22,12 +22,20 @@ import torch
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.kernel.ops import OpTable
 from minisgl.testing.graph_recorder import GraphRecorder
-from minisgl.testing.paged_rows import TOLERANCES, PagedRows, largest_error
+from minisgl.testing.paged_rows import TOLERANCES, Groups, PagedRows, largest_error
 
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 300, 777)
 """Tokens of the rows: below, at and above the borders of pages and of kernels' tiles."""
 
 _STALL_CYCLES = 20_000_000
+
+
+def _groups(page_size: int) -> Groups:
+    """Return groups of rows of ``LENGTHS``: short and long prefixes, of two rows and of many."""
+    groups: list[tuple[Sequence[int], int]] = [((7, 8), 64), ((11, 10), 256)]
+    if page_size < 64:
+        groups.append(((9, 6, 5, 4), 16))
+    return groups
 
 
 class AttentionBackendContract:
@@ -254,6 +262,44 @@ class AttentionBackendContract:
         for q, order, seen, out in launches:
             self._compare(out, rows.expected(q, layer, order.tolist(), seen))
 
+    def test_shared_prefixes(self, page_size: int, group: int, head_dim: int) -> None:
+        """Rows that begin with the same pages, told so: several groups, and rows of none."""
+        rows, backend = self._make(page_size, group, head_dim)
+        if not backend.takes_shared_prefixes:
+            pytest.skip("does not take shared prefixes")
+        groups = _groups(page_size)
+        rows.share(groups)
+        random = np.random.default_rng(3)
+        for _ in range(3):
+            order = random.permutation(len(LENGTHS))[: random.integers(2, len(LENGTHS) + 1)]
+            seen = [LENGTHS[row] for row in order]
+            batch = rows.batch(order.tolist(), seen)
+            batch.shared = rows.shared_prefixes(order.tolist(), groups, len(LENGTHS))
+            q, layer = rows.queries(len(order)), rows.layers[0]
+            with torch.inference_mode():
+                out = backend.attend(q, layer, backend.plan(batch, 0))
+            self._compare(out, rows.expected(q, layer, order.tolist(), seen))
+
+    def test_shared_prefixes_in_graphs(self, page_size: int, group: int, head_dim: int) -> None:
+        """Recorded once, replayed with other groups, with fewer rows, and with none that share."""
+        rows, backend = self._make(page_size, group, head_dim, num_layers=2)
+        if not backend.takes_shared_prefixes:
+            pytest.skip("does not take shared prefixes")
+        groups = _groups(page_size)
+        rows.share(groups)
+        random = np.random.default_rng(4)
+        with self._record(backend, rows, shared=True) as recorder:
+            for number in range(8):
+                size = max(self.graph_sizes)
+                order = random.permutation(len(LENGTHS))[: random.integers(1, len(LENGTHS) + 1)]
+                order = order[:size]
+                seen = [LENGTHS[row] for row in order]
+                q = [rows.queries(len(order)) for _ in rows.layers]
+                told = groups if number % 4 else ()
+                outs = recorder.replay(size, order.tolist(), seen, q, slot=number % 2, groups=told)
+                for layer, part, out in zip(rows.layers, q, outs, strict=True):
+                    self._compare(out, rows.expected(part, layer, order.tolist(), seen))
+
     # -- what they are made of
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -321,10 +367,12 @@ class AttentionBackendContract:
         limit = self.tolerance or TOLERANCES[self.dtype]
         assert error <= limit, f"relative error {error:.2e} at token {token}, allowed {limit:.0e}"
 
-    def _record(self, backend: AttentionBackend, rows: PagedRows) -> GraphRecorder:
+    def _record(
+        self, backend: AttentionBackend, rows: PagedRows, *, shared: bool = False
+    ) -> GraphRecorder:
         if backend.cuda_graphs is None or torch.device(self.device).type != "cuda":
             pytest.skip("takes no part in CUDA graphs here")
-        return GraphRecorder(backend, rows, self.graph_sizes)
+        return GraphRecorder(backend, rows, self.graph_sizes, shared=shared)
 
     def _stall(self, cycles: int = _STALL_CYCLES) -> None:
         """Keep the stream busy for a while, so that what follows piles up behind it."""

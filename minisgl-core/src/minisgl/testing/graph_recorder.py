@@ -10,7 +10,7 @@ import torch
 
 from minisgl.attention.batch import Batch
 from minisgl.attention.interface import AttentionBackend
-from minisgl.testing.paged_rows import PagedRows
+from minisgl.testing.paged_rows import Groups, PagedRows
 
 
 @dataclass(slots=True)
@@ -31,12 +31,21 @@ class GraphRecorder:
         backend: takes part in CUDA graphs.
         rows: what it attends to.
         sizes: rows of the graphs.
+        shared: record launches that are told of shared prefixes.
     """
 
-    def __init__(self, backend: AttentionBackend, rows: PagedRows, sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        rows: PagedRows,
+        sizes: Sequence[int],
+        *,
+        shared: bool = False,
+    ) -> None:
         self._backend = backend
         self._rows = rows
         self._sizes = sizes
+        self._shared = shared
         self._recordings: dict[int, _Recording] = {}
 
     def __enter__(self) -> Self:
@@ -64,6 +73,7 @@ class GraphRecorder:
         queries: Sequence[torch.Tensor],
         *,
         slot: int,
+        groups: Groups = (),
     ) -> list[torch.Tensor]:
         """Replay the graph of a size and return the outputs of the real rows, asynchronously.
 
@@ -73,6 +83,7 @@ class GraphRecorder:
             kv_lens: tokens of each.
             queries: of each layer, ``[len(rows), q_heads, head_dim]``.
             slot: 0 or 1, in turns.
+            groups: of rows that share a prefix: see ``PagedRows.share``.
         """
         assert self._backend.cuda_graphs is not None
         recording, padding = self._recordings[size], size - len(rows)
@@ -82,6 +93,10 @@ class GraphRecorder:
             recording.batch.rows.copy_(self._rows.to_device(table_rows, torch.int64))
             seen = self._rows.to_device(lengths.tolist(), torch.int32)
             recording.batch.kv_lens_device.copy_(seen)
+            if recording.batch.shared is not None:
+                told = self._rows.shared_prefixes(rows, groups, size)
+                for part in ("members", "groups", "starts"):
+                    getattr(recording.batch.shared, part).copy_(getattr(told, part))
             for static, fresh in zip(recording.queries, queries, strict=True):
                 static[: len(rows)] = fresh
                 static[len(rows) :] = 0
@@ -94,6 +109,8 @@ class GraphRecorder:
         graphs, rows = self._backend.cuda_graphs, self._rows
         assert graphs is not None
         batch = rows.batch([rows.padding_row] * size, [1] * size)
+        if self._shared:
+            batch.shared = rows.shared_prefixes([], (), size)
         queries = [rows.queries(size) for _ in rows.layers]
         plan = graphs.prepare_capture(batch)
 

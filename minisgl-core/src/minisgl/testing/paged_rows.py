@@ -12,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from minisgl.attention.batch import Batch
+from minisgl.attention.batch import Batch, SharedPrefixes, list_groups
 from minisgl.attention.interface import AttentionContext, AttentionLayerSpec
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVPoolSpec
 from minisgl.kvcache.mha_pool import MHAKVCachePool
+
+Groups = Sequence[tuple[Sequence[int], int]]
+"""Rows that share a prefix, and how many tokens of it: whole pages, fewer than any of them has."""
 
 TOLERANCES: Final = MappingProxyType(
     {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -123,6 +126,37 @@ class PagedRows:
             for part, kept in zip(self.pool.layer(layer.index), (self._k, self._v), strict=True):
                 part.fill_(float("nan"))
                 kept.append([self._write(part, row) for row in range(len(self.lengths))])
+
+    def share(self, groups: Groups) -> None:
+        """Let rows of each group begin with the pages of the group's first one.
+
+        Args:
+            groups: no row is in two of them.
+        """
+        for (first, *others), num_tokens in groups:
+            columns = num_tokens // self.page_size
+            self._table[others, :columns] = self._table[first, :columns]
+            for kept in (*self._k, *self._v):
+                for row in others:
+                    kept[row][:num_tokens] = kept[first][:num_tokens]
+        self.page_table.copy_(torch.from_numpy(self._table))
+
+    def shared_prefixes(self, order: Sequence[int], groups: Groups, size: int) -> SharedPrefixes:
+        """Return what a launch of the rows ``order`` is told of ``groups``, for ``size`` rows.
+
+        Of a group that has fewer than two rows in ``order`` it is told nothing.
+        """
+        places = np.full(len(order), -1, dtype=np.int32)
+        for number, (rows, _) in enumerate(groups):
+            inside = np.flatnonzero(np.isin(order, rows))
+            places[inside if len(inside) > 1 else []] = number
+        tokens = np.array([tokens for _, tokens in groups], dtype=np.int32)
+        members, parts, starts = list_groups(places, tokens, size)
+        return SharedPrefixes(
+            members=self.to_device(members.tolist(), torch.int32),
+            groups=self.to_device(parts.flatten().tolist(), torch.int32).view(parts.shape),
+            starts=self.to_device(starts.tolist(), torch.int32),
+        )
 
     def queries(self, num_tokens: int) -> torch.Tensor:
         """Return random queries ``[tokens, q_heads, head_dim]``."""

@@ -83,30 +83,82 @@ def paged_decode(
     Returns:
         ``[R, q_heads, d]``, contiguous.
     """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if num_splits == 1:
+        launch_decode(q, k_pool, v_pool, paged, scores, Shares(out, out, 1))
+        return out
+    shares = Shares.allocate(q, num_splits)
+    launch_decode(q, k_pool, v_pool, paged, scores, shares)
+    launch_merge(shares, out)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What attention to shares of the rows' tokens has found, to be merged.
+
+    Attributes:
+        partial: float32 ``[R, q_heads, n, d]``: of each share, its softmax-weighted values; with
+            one share in all, the output itself.
+        sums: float32 ``[R, q_heads, n]``: of each, the logarithm to base 2 of its sum of weights.
+        own: the last so many shares are of a row's own tokens; those before, of a shared prefix.
+        starts: int32 ``[R]``: tokens of a row that it shares; ``None``: no row does.
+    """
+
+    partial: torch.Tensor
+    sums: torch.Tensor
+    own: int
+    starts: torch.Tensor | None = None
+
+    @classmethod
+    def allocate(
+        cls, q: torch.Tensor, own: int, shared: int = 0, starts: torch.Tensor | None = None
+    ) -> "Shares":
+        """Return memory for the shares of queries ``[R, q_heads, d]``."""
+        shape = (*q.shape[:2], shared + own)
+        partial = torch.empty((*shape, q.shape[2]), dtype=torch.float32, device=q.device)
+        return cls(partial, torch.empty(shape, dtype=torch.float32, device=q.device), own, starts)
+
+    @property
+    def shared(self) -> int:
+        """Shares of a prefix."""
+        return 0 if self.starts is None else self.sums.shape[2] - self.own
+
+
+def launch_decode(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    paged: PagedRows,
+    scores: Scores,
+    shares: Shares,
+) -> None:
+    """Fill the shares of the rows' own tokens; see ``paged_decode`` for shapes."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = k_pool.shape[1]
     group = num_q_heads // num_kv_heads
-    out = torch.empty((num_rows, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
-    partial, sums = out, out
-    if num_splits > 1:
-        shape = (num_rows, num_q_heads, num_splits)
-        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
-        sums = torch.empty(shape, dtype=torch.float32, device=q.device)
-    dim_block, tile = triton.next_power_of_2(head_dim), _decode_tile(q.dtype, head_dim)
-    _decode_kernel[(num_kv_heads, num_rows, num_splits)](
-        q, k_pool, v_pool, paged.page_table, paged.rows, paged.kv_lens, partial, sums,
+    tile = _decode_tile(q.dtype, head_dim)
+    _decode_kernel[(num_kv_heads, num_rows, shares.own)](
+        q, k_pool, v_pool, paged.page_table, paged.rows, paged.kv_lens,
+        paged.kv_lens if shares.starts is None else shares.starts, shares.partial, shares.sums,
         scores.scale * _LOG2_E, *factors(q.stride(0)), q.stride(1), paged.page_table.stride(0),
         num_kv_heads, group, max(_LEAST_ROWS, triton.next_power_of_2(group)),
-        head_dim, dim_block, paged.page_size, tile.keys,
-        scores.window, scores.cap, num_splits > 1,
+        head_dim, triton.next_power_of_2(head_dim), paged.page_size, tile.keys,
+        scores.window, scores.cap, shares.own + shares.shared > 1, shares.shared,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=OVERLAP,
     )  # fmt: skip
-    if num_splits > 1:
-        _merge_kernel[(num_q_heads, num_rows)](
-            partial, sums, out, num_splits, num_q_heads, head_dim, dim_block, _MOST_SPLITS,
-            num_warps=4, launch_pdl=OVERLAP,
-        )  # fmt: skip
-    return out
+
+
+def launch_merge(shares: Shares, out: torch.Tensor) -> None:
+    """Merge the shares into ``out``, ``[R, q_heads, d]``, contiguous."""
+    num_rows, num_q_heads, head_dim = out.shape
+    num_shares = shares.shared + shares.own
+    block = _MOST_SPLITS if num_shares <= _MOST_SPLITS else triton.next_power_of_2(num_shares)
+    _merge_kernel[(num_q_heads, num_rows)](
+        shares.partial, shares.sums, shares.sums if shares.starts is None else shares.starts, out,
+        num_shares, num_q_heads, head_dim, triton.next_power_of_2(head_dim), block, shares.shared,
+        num_warps=4, launch_pdl=OVERLAP,
+    )  # fmt: skip
 
 
 def paged_prefill(
@@ -241,12 +293,13 @@ def _step(
 @dispatched
 @triton.jit(do_not_specialize=["q_stride", "table_stride"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, lens_ptr, out_ptr, sums_ptr, scale,
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, lens_ptr, starts_ptr, out_ptr, sums_ptr, scale,
     q_stride, Q_FACTOR: tl.constexpr, HEAD_STRIDE: tl.constexpr, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr, TOKENS: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SPLIT: tl.constexpr, SHARED_SPLITS: tl.constexpr,
 ):  # fmt: skip
+    """Attend to a share of a row's tokens; with ``SHARED_SPLITS``, of those behind its start."""
     head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     num_splits = tl.num_programs(2)
     members, dims = tl.arange(0, GROUP_BLOCK), tl.arange(0, DIM_BLOCK)
@@ -260,6 +313,8 @@ def _decode_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
+    if SHARED_SPLITS > 0:
+        first = tl.load(starts_ptr + row)
     share = tl.cdiv(tl.cdiv(length - first, num_splits), TOKENS) * TOKENS
     begin = first + split * share
     end = tl.minimum(begin + share, length)
@@ -276,7 +331,8 @@ def _decode_kernel(
     sums = tl.where(sums == 0, 1.0, sums)
     result = total / sums[:, None]
     if SPLIT:
-        place = (row * (KV_HEADS * GROUP) + heads) * num_splits + split
+        place = (row * (KV_HEADS * GROUP) + heads) * (num_splits + SHARED_SPLITS)
+        place += SHARED_SPLITS + split
         tl.store(sums_ptr + place, highest + tl.log2(sums), mask=members < GROUP)
         tl.store(out_ptr + place[:, None] * HEAD_DIM + dims[None, :], result, mask=mask)
     else:
@@ -287,14 +343,21 @@ def _decode_kernel(
 @dispatched
 @triton.jit(do_not_specialize=["num_splits"])
 def _merge_kernel(
-    partial_ptr, sums_ptr, out_ptr, num_splits, Q_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
+    partial_ptr, sums_ptr, starts_ptr, out_ptr, num_splits,
+    Q_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    SPLIT_BLOCK: tl.constexpr, SHARED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Weigh what the shares of one head of one row found by their sums."""
+    """Weigh what the shares of one head of one row found by their sums.
+
+    The first ``SHARED_SPLITS`` shares are those of a prefix, which only some rows have.
+    """
     place = tl.program_id(1).to(tl.int64) * Q_HEADS + tl.program_id(0)
     splits, dims = tl.arange(0, SPLIT_BLOCK), tl.arange(0, DIM_BLOCK)
     mask = splits < num_splits
     wait_for_inputs()
+    if SHARED_SPLITS > 0:
+        start = tl.load(starts_ptr + tl.program_id(1))
+        mask = mask & ((splits >= SHARED_SPLITS) | (start > 0))
     sums = tl.load(sums_ptr + place * num_splits + splits, mask=mask, other=float("-inf"))
     weights = tl.exp2(sums - tl.max(sums, axis=0))
     places = (place * num_splits + splits)[:, None] * HEAD_DIM + dims[None, :]
