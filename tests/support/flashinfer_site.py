@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from minisgl.plugins import BackendQuery
-from minisgl_attn_flashinfer.modules import decode_module, prefill_module
+from minisgl_attn_flashinfer.modules import (
+    TRTLLM_GEN_MODULE,
+    decode_module,
+    prefill_module,
+    xqa_module,
+)
 
 VARIABLES = (
     *("FLASHINFER_NVCC", "FLASHINFER_DISABLE_JIT", "FLASHINFER_DISABLE_VERSION_CHECK"),
@@ -18,6 +23,8 @@ MODULES = {
     "fa2": prefill_module("fa2", "bfloat16", 128),
     "fa3": prefill_module("fa3", "bfloat16", 128),
     "decode": decode_module("bfloat16", 128),
+    "xqa": xqa_module("bfloat16", page_size=16, head_dim=128, group=2),
+    "gen": TRTLLM_GEN_MODULE,
 }
 
 

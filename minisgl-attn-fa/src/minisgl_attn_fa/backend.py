@@ -7,7 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from minisgl.attention import AttentionBackend, AttentionContext, AttentionLayerSpec, Batch
+from minisgl.attention import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionLayerSpec,
+    Batch,
+    BlockTables,
+)
 from minisgl_attn_fa.buffers import CopyEvent, Ends
 from minisgl_attn_fa.kernels import Kernel, Launch
 
@@ -33,17 +39,15 @@ class FaBackend(AttentionBackend):
         self.cuda_graphs = self
         self._pool = context.kv_pool
         self._page_size = context.page_size
-        self._device = context.device
-        self._most_rows = context.max_running_requests
+        self._tables = BlockTables(context)
         self._kernel = kernel
-        self._ends = [Ends(self._most_rows, context.device, make_event) for _ in range(2)]
-        self._recorded: torch.Tensor | None = None
+        rows, device = context.max_running_requests, context.device
+        self._ends = [Ends(rows, device, make_event) for _ in range(2)]
 
     def plan(self, batch: Batch, slot: int) -> Launch:
         """Gather the block table; for all but decode launches, bring the index pointers."""
         most_keys = int(batch.kv_lens.max())
-        columns = -(-most_keys // self._page_size)
-        page_table = batch.page_table[:, :columns].index_select(0, batch.rows)
+        page_table = self._tables.of(batch)
         if batch.num_decode_rows == batch.num_rows:
             return Launch(
                 num_tokens=batch.num_rows,
@@ -79,21 +83,18 @@ class FaBackend(AttentionBackend):
     # -- CudaGraphSupport
 
     def prepare_capture(self, batch: Batch) -> Launch:
-        """Return the launch of a graph; graphs of all sizes share one block table."""
-        rows, width = batch.num_rows, batch.page_table.shape[1]
-        if self._recorded is None or self._recorded.shape[0] < rows:
-            shape = (max(rows, self._most_rows), width)
-            self._recorded = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        """Return the launch of a graph."""
+        page_table = self._tables.for_graph(batch)
         return Launch(
-            num_tokens=rows,
-            page_table=self._recorded[:rows],
+            num_tokens=batch.num_rows,
+            page_table=page_table,
             kv_lens=batch.kv_lens_device,
-            most_keys=width * self._page_size,
+            most_keys=page_table.shape[1] * self._page_size,
         )
 
     def enqueue(self, batch: Batch, plan: Launch) -> None:
         """Gather the block table, at the head of the graph."""
-        torch.index_select(batch.page_table, 0, batch.rows, out=plan.page_table)
+        self._tables.gather(batch, plan.page_table)
 
     def prepare_replay(self, plan: Any, kv_lens: npt.NDArray[np.int32], slot: int) -> None:
         """There is nothing to plan: lengths are read on the device."""

@@ -1,6 +1,6 @@
 """Makes the backend: decides on kernels, loads or compiles them, gives them memory.
 
-The one module that imports FlashInfer. Nothing is compiled after it has returned.
+With ``trtllm_create.py`` all that imports FlashInfer. Nothing is compiled after it has returned.
 """
 
 import logging
@@ -152,7 +152,7 @@ def _decode_kernel(name: DecodeKernel, dtype: torch.dtype, shape: Shape, *, pdl:
 
     arguments = (dtype, dtype, dtype, torch.int32, shape.head_dim, shape.head_dim, 0, False, False)
     wanted = decode_module(str(dtype).removeprefix("torch."), shape.head_dim)
-    module = _load(wanted, lambda: get_batch_decode_module(*arguments))
+    module = load_module(wanted, lambda: get_batch_decode_module(*arguments))
     return CudaCoreKernel(module, shape, dtype, pdl=pdl)
 
 
@@ -164,11 +164,13 @@ def _tensor_cores(
     # q, K and V, output, indices; head dims; no rotation, window, soft cap, float16 products.
     arguments = (dtype, dtype, dtype, torch.int32, shape.head_dim, shape.head_dim, 0)
     wanted = prefill_module(template, str(dtype).removeprefix("torch."), shape.head_dim)
-    module = _load(wanted, lambda: get_batch_prefill_module(template, *arguments, *(False,) * 3))
+    module = load_module(
+        wanted, lambda: get_batch_prefill_module(template, *arguments, *(False,) * 3)
+    )
     return TensorCoreKernel(module, template, shape, causal=causal, pdl=pdl)
 
 
-def _load(name: str, load: Callable[[], Any]) -> Any:
+def load_module(name: str, load: Callable[[], Any]) -> Any:
     """Load a module; say so before and after if it may have to be compiled."""
     if installed.precompiled(name):
         return load()

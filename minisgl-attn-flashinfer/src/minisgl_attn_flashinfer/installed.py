@@ -73,6 +73,11 @@ def why_missing(module: str) -> str | None:
     return None if precompiled(module) else why_not_compilable()
 
 
+def cubins_installed() -> bool:
+    """Whether the compiled kernels of trtllm-gen are here; FlashInfer would download them."""
+    return find_spec("flashinfer_cubin") is not None
+
+
 def _mismatch(found: str) -> str | None:
     """Repeat FlashInfer's check of its companions, which fails its import."""
     if os.environ.get("FLASHINFER_DISABLE_VERSION_CHECK"):

@@ -34,3 +34,20 @@ def _variant(dtype: str, head_dim: int) -> str:
         f"head_dim_qk_{head_dim}_head_dim_vo_{head_dim}_posenc_0_use_swa_False_"
         "use_logits_cap_False"
     )
+
+
+def xqa_module(dtype: str, page_size: int, head_dim: int, group: int) -> str:
+    """Return the name of the module of xqa's decode kernels, one for each shape.
+
+    As in ``gen_xqa_module`` in FlashInfer's ``jit/xqa.py``: no window, one query a row.
+    """
+    short = _SHORT[dtype]
+    return (
+        f"xqa_input_{short}_kv_cache_{short}_output_{short}_page_size_{page_size}_"
+        f"head_dim_{head_dim}_head_group_ratio_{group}_"
+        "use_sliding_window_False_use_spec_dec_False_spec_q_seq_len_1"
+    )
+
+
+TRTLLM_GEN_MODULE = "fmha_gen"
+"""The module that launches trtllm-gen's kernels; those come compiled, in ``flashinfer-cubin``."""

@@ -1,4 +1,4 @@
-"""The settings ``backend_options.flashinfer``. Imports neither torch nor FlashInfer."""
+"""``backend_options.flashinfer`` and ``.trtllm``. Imports neither torch nor FlashInfer."""
 
 from typing import Literal
 
@@ -28,4 +28,15 @@ class FlashInferSettings(BaseModel):
     pdl: bool = Field(
         True,
         description="Let a kernel start while the one before it ends (compute capability 9.0).",
+    )
+
+
+class TrtllmSettings(BaseModel):
+    """How the backend ``trtllm`` runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pdl: bool = Field(
+        True,
+        description="Let a kernel start while the one before it ends.",
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minisgl.attention.batch import Batch
+    from minisgl.attention.block_tables import BlockTables
     from minisgl.attention.hybrid import HybridBackend
     from minisgl.attention.interface import (
         AttentionBackend,
@@ -21,6 +22,7 @@ __all__ = [
     "AttentionContext",
     "AttentionLayerSpec",
     "Batch",
+    "BlockTables",
     "CudaGraphSupport",
     "HybridBackend",
 ]
@@ -31,6 +33,7 @@ _LAZY = {
     "AttentionLayerSpec": "minisgl.attention.interface",
     "CudaGraphSupport": "minisgl.attention.interface",
     "Batch": "minisgl.attention.batch",
+    "BlockTables": "minisgl.attention.block_tables",
     "HybridBackend": "minisgl.attention.hybrid",
 }
 
