@@ -22,7 +22,7 @@ _QUERY = (
         "model.cache_dir",
         "engine.device",
     ),
-    *("cache.page_size", "parallel.tensor_parallel_size"),
+    *("cache.page_size", "cache.pool", "attention.backend", "parallel.tensor_parallel_size"),
 )
 _KINDS = ("model", "attention", "moe", "ops")
 
