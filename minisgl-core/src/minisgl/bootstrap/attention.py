@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl.attention.by_rows import DecodeByRows
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
+from minisgl.bootstrap.measurements import load_measurements
 from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
@@ -62,6 +63,7 @@ def choose_attention(site: "Site", pool: PoolSelection) -> AttentionSelection:
         replace(site.query, kv_layout=pool.record.capabilities.kv_layout),
         settings.attention.backend,
         settings.backend_options,
+        load_measurements(settings, site.query.dtype, site.device),
     )
 
 

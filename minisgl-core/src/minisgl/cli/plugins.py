@@ -22,7 +22,8 @@ _QUERY = (
         "model.cache_dir",
         "engine.device",
     ),
-    *("cache.page_size", "cache.pool", "attention.backend", "parallel.tensor_parallel_size"),
+    *("attention.backend", "attention.measurements", "cache.page_size", "cache.pool"),
+    *("scheduler.max_running_requests", "parallel.tensor_parallel_size"),
 )
 _KINDS = ("model", "attention", "moe", "ops")
 
