@@ -141,7 +141,7 @@ class AttentionSettings(Section):
         "auto", description="Attention backend: auto, a name, or PREFILL,DECODE for a pair."
     )
     shared_prefix_mib: float = Field(
-        64.0,
+        128.0,
         ge=0,
         allow_inf_nan=False,
         description="Decode rows attend to a cached prefix that they share once, if that saves "
