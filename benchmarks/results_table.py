@@ -10,6 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import msgspec
+
+from minisgl.plugins.measurements import MeasuredCell, scores
+
 HERE: Final = Path(__file__).parent
 DOCUMENT: Final = HERE / "RESULTS.md"
 BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
@@ -41,6 +45,9 @@ def render(records: Mapping[str, Record], rivals: Mapping[str, Any]) -> str:
         parts += ["## Runs\n", _runs(offline)]
         parts += [_step(name, one) for name, one in offline.items() if _has_steps(one)]
     for name, record in records.items():
+        if record["benchmark"] == "attention":
+            parts += [_attention(name, record, rivals["attention"]), _attention_ranks(record)]
+    for name, record in records.items():
         if record["benchmark"] == "kernels":
             parts.append(_kernels(name, record))
     return "\n".join(parts)
@@ -54,11 +61,14 @@ def with_tables(document: str, tables: str) -> str:
 
 
 def check_record(record: Record) -> None:
-    """Recompute what a record says about itself from its rounds.
+    """Recompute what a record says about itself from its rounds, or from its times.
 
     Raises:
         ValueError: a figure does not follow from the others.
     """
+    if record["benchmark"] == "attention":
+        for cell in record["cells"]:
+            _check_cell(cell, record["ceilings"])
     if record["benchmark"] != "offline":
         return
     rates = []
@@ -68,6 +78,18 @@ def check_record(record: Record) -> None:
         if one["counts"]:
             rates.append(rate)
     _expect(record["tokens_per_second"], median(rates), "the median")
+
+
+def _check_cell(cell: Mapping[str, Any], ceilings: Mapping[str, float]) -> None:
+    if cell["us"] is None:
+        return
+    case = f"{cell['case']} of {cell['backend']}"
+    most = ceilings["read_bytes_per_s" if cell["phase"] == "decode" else "flops_per_s"]
+    # Both are rounded: times to a nanosecond, fractions to four digits.
+    if abs(cell["us"] - median(cell["times_us"])) > 0.001:
+        raise ValueError(f"{case}: the record says {cell['us']} us, not the median of its times")
+    if abs(cell["fraction"] - cell["rate"] / most) > 0.0001:
+        raise ValueError(f"{case}: the record says {cell['fraction']} of the most, its rate not")
 
 
 def _expect(found: float, computed: float, what: str) -> None:
@@ -216,6 +238,69 @@ def _kernels(name: str, record: Record) -> str:
         f"[{name}](results/{name}): `{record['command']}`. The device reads "
         f"{_number(ceilings['read_bytes_per_s'] / 1e9)} GB/s (a sum) and computes "
         f"{_number(ceilings['flops_per_s'] / 1e12)} TFLOP/s (a matrix product).\n\n{_table(lines)}"
+    )
+
+
+def _attention(name: str, record: Record, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the published cases of a run of the grid, each with the best backend's figure."""
+    ceilings = record["ceilings"]
+    lines = [["what", "unit", "must", "reach", "stretch", "minisgl", "by", "verdict"]]
+    for row in rows:
+        figure, best = _best(row, record["cells"])
+        shown = ["-", "-"] if figure is None else [f"{figure:.3g}", best]
+        verdict = _verdict({**row, "kind": "speed"}, figure)
+        wanted = [f"{row[key]:g}" if key in row else "-" for key in ("must", "reach", "stretch")]
+        lines.append([row["title"], row["unit"], *wanted, *shown, verdict])
+    return (
+        f"## Attention on {record['device']['name']}, commit {str(record['commit'])[:12]}\n\n"
+        f"[{name}](results/{name}): `{record['command']}`, {record['seconds']:.0f} s. The device "
+        f"reads {_number(ceilings['read_bytes_per_s'] / 1e9)} GB/s (a sum) and computes "
+        f"{_number(ceilings['flops_per_s'] / 1e12)} TFLOP/s (a matrix product). The figure is that "
+        f"of the fastest backend and page size; TB/s are of K and V read.\n\n{_table(lines)}"
+    )
+
+
+def _best(row: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
+    """Return the best figure of any backend for a row, and by whom, at which page size.
+
+    The rate, or how many times longer the best one takes for the cases of ``than``.
+    """
+    best = min(_right(cells, row["cases"]), key=lambda one: one["us"], default=None)
+    if best is None:
+        return None, ""
+    by = f"{best['backend'].rpartition(':')[2]}, page size {best['page_size']}"
+    if "than" not in row:
+        return best["rate"] / 1e12, by
+    times = [one["us"] for one in _right(cells, row["than"])]
+    return (min(times) / best["us"], by) if times else (None, "")
+
+
+def _right(cells: Sequence[Mapping[str, Any]], cases: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return the cells of some cases, at any page size that is not given, whose result is right."""
+    return [
+        one
+        for one in cells
+        if one["status"] == "ok" and {one["case"], one["case"].rpartition(":")[0]} & {*cases}
+    ]
+
+
+def _attention_ranks(record: Record) -> str:
+    """Return each backend's rank by phase, page size and heads."""
+    cells = [msgspec.convert(one, MeasuredCell) for one in record["cells"] if one["part"] == "grid"]
+    groups: dict[tuple[str, int, str], list[MeasuredCell]] = {}
+    for cell in cells:
+        heads = f"{cell.num_q_heads}/{cell.num_kv_heads}"
+        groups.setdefault((cell.phase, cell.page_size, heads), []).append(cell)
+    backends = sorted({cell.backend for cell in cells})
+    lines = [["phase", "page size", "heads", *(one.rpartition(":")[2] for one in backends)]]
+    for (phase, size, heads), of_group in sorted(groups.items()):
+        found = scores(of_group)
+        ranks = [f"{100 * found[one]:.0f}" if one in found else "-" for one in backends]
+        lines.append([phase, str(size), heads, *ranks])
+    return (
+        "Ranks: the share of the fastest backend's speed in percent, as a geometric mean over "
+        "rows and contexts, or over prompts. A dash: it cannot run that, or its results were "
+        f"wrong.\n\n{_table(lines)}"
     )
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from minisgl.plugins import Supported, Unsupported
-from minisgl_attn_flashinfer.probe import RANK, probe
+from minisgl_attn_flashinfer.measured_ranks import RANKS
+from minisgl_attn_flashinfer.probe import probe
 from support.flashinfer_site import MODULES, query
 
 ALL = ("fa2", "fa3", "decode")
@@ -15,10 +16,16 @@ def reason(**changed) -> str:
     return answer.reason
 
 
-def ranks(**changed) -> tuple[int | None, int | None]:
-    answer = probe(query(**changed))
+def served(**changed) -> tuple[bool, bool]:
+    """Return whether it serves prefill and decode; the ranks must be those of the table."""
+    asked = query(**changed)
+    answer, table = probe(asked), RANKS["flashinfer"]
     assert isinstance(answer, Supported), answer
-    return answer.prefill_rank, answer.decode_rank
+    assert answer.source == table.source
+    shape = (asked.page_size, asked.num_q_heads, asked.num_kv_heads)
+    assert answer.prefill_rank in (None, table.prefill_rank(*shape))
+    assert answer.decode_rank in (None, table.decode_rank(*shape))
+    return answer.prefill_rank is not None, answer.decode_rank is not None
 
 
 def test_not_installed(monkeypatch):
@@ -37,7 +44,7 @@ def test_a_version_outside_the_tested_range(flashinfer_site, version):
 @pytest.mark.parametrize("version", ["0.6.12", "0.6.18.post1"])
 def test_with_compiled_modules(flashinfer_site, version):
     flashinfer_site.flashinfer(version, compiled=ALL)
-    assert ranks() == (RANK, RANK)
+    assert served() == (True, True)
 
 
 def test_the_loader_of_modules_is_missing(flashinfer_site, monkeypatch):
@@ -71,7 +78,7 @@ def test_half_a_compiler_is_none(flashinfer_site, nvcc, ninja, expected):
 def test_a_compiler_suffices_unless_flashinfer_is_told_not_to_compile(flashinfer_site, monkeypatch):
     flashinfer_site.flashinfer()
     flashinfer_site.compiler()
-    assert ranks() == (RANK, RANK)
+    assert served() == (True, True)
     monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
     assert "FLASHINFER_DISABLE_JIT is set" in reason()
 
@@ -79,17 +86,17 @@ def test_a_compiler_suffices_unless_flashinfer_is_told_not_to_compile(flashinfer
 @pytest.mark.parametrize(
     ("compiled", "changed", "expected"),
     [
-        (("fa2",), {}, (RANK, RANK)),
-        (("fa3",), {}, (RANK, None)),
-        (("decode",), {}, (None, RANK)),
-        (("fa3", "decode"), {}, (RANK, RANK)),
-        (("fa3", "decode"), {"num_q_heads": 40}, (RANK, None)),
-        (("fa3", "decode"), {"compute_capability": (8, 0)}, (None, RANK)),
+        (("fa2",), {}, (True, True)),
+        (("fa3",), {}, (True, False)),
+        (("decode",), {}, (False, True)),
+        (("fa3", "decode"), {}, (True, True)),
+        (("fa3", "decode"), {"num_q_heads": 40}, (True, False)),
+        (("fa3", "decode"), {"compute_capability": (8, 0)}, (False, True)),
     ],
 )
 def test_each_phase_needs_one_of_its_modules(flashinfer_site, compiled, changed, expected):
     flashinfer_site.flashinfer(compiled=compiled)
-    assert ranks(**changed) == expected
+    assert served(**changed) == expected
 
 
 def test_modules_of_another_shape_do_not_count(flashinfer_site):
@@ -107,7 +114,7 @@ def test_modules_of_the_companion_package_count_instead_of_flashinfer_s_own(flas
     )
     assert "has no compiled" in reason()
     flashinfer_site.compiled(cache, ALL)
-    assert ranks() == (RANK, RANK)
+    assert served() == (True, True)
 
 
 def test_a_companion_of_another_version_would_fail_flashinfer_s_import(
@@ -117,7 +124,7 @@ def test_a_companion_of_another_version_would_fail_flashinfer_s_import(
     flashinfer_site.distribution("flashinfer-cubin", "0.6.13", "flashinfer_cubin")
     assert "flashinfer-python 0.6.12 and flashinfer-cubin 0.6.13 must have one version" in reason()
     monkeypatch.setenv("FLASHINFER_DISABLE_VERSION_CHECK", "1")
-    assert ranks() == (RANK, RANK)
+    assert served() == (True, True)
 
 
 def test_heads_and_dtypes_that_no_module_takes(flashinfer_site):

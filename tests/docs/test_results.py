@@ -5,10 +5,12 @@ import importlib.util
 import json
 import re
 import sys
+from typing import Any
 
 import pytest
 
 from support.distributions import ROOT
+from support.measured_cells import cell, write_measurements
 
 FOLDER = ROOT / "benchmarks"
 
@@ -178,3 +180,60 @@ def test_a_profile_becomes_a_table_of_its_kernels():
     assert "1,000 us from start to start, of which 120 us between kernels and 14.2 us" in text
     assert "| `attention::Kernel` | 28 | 750.0 | 75.0% |" in text
     assert "| `norm_kernel` | 57 | 12.3 | 1.2% |" in text
+
+
+@pytest.fixture
+def attention(tmp_path):
+    """A run of the grid: published cases, and a grid of two heads."""
+    case = "decode:256x450-1350:16/8x128:p16"
+    measured: dict[str, Any] = {"times_us": [90.0, 100.0, 101.0], "rate": 4.122e12, "fraction": 0.9}
+    slower = {**measured, "times_us": [200.0], "rate": 2.061e12, "fraction": 0.45}
+    shared, plain = "decode:64x256+8192:16/8x128", "decode:64x8448:16/8x128"
+    cells = [
+        cell(case, "p:quick", 100.0, part="published", **measured),
+        cell(case, "p:slow", 200.0, part="published", **slower),
+        cell(case, "p:liar", 1.0, "wrong", part="published", **slower),
+        *(cell(f"{shared}:p{size}", "p:slow", us, part="published", **measured)
+          for size, us in ((16, 90.0), (64, 50.0))),
+        cell(f"{plain}:p16", "p:quick", 200.0, part="published", **measured),
+        *(cell(f"{phase}:1x512:16/8x128:p16", f"p:{name}", us, **slower)
+          for phase in ("decode", "prefill") for name, us in (("quick", 10.0), ("slow", 40.0))),
+        cell("decode:1x512:40/8x128:p16", "p:slow", 9.0, **slower),
+        cell("decode:1x512:40/8x128:p16", "p:quick", None, "refused"),
+    ]  # fmt: skip
+    path = write_measurements(tmp_path / "attention.json", cells)
+    return json.loads(path.read_text())
+
+
+def test_published_cases_of_attention_are_judged_by_the_fastest_right_backend(attention):
+    text = script.render({"attention-h200.json": attention}, RIVALS)
+    text = text.partition("## Attention on NVIDIA H200")[2].partition("Ranks:")[0]
+    row = row_of(text, "decode, 256 rows of 450 to 1,350 tokens, 16/8 heads, page size 16")
+    assert (row["minisgl"], row["by"]) == ("4.12", "quick, page size 16")
+    assert (row["must"], row["reach"], row["stretch"]) == ("4.1", "4.18", "4.3")
+    assert row["verdict"] == "must holds"
+    (shared,) = [one for one in RIVALS["attention"] if "than" in one]
+    row = row_of(text, shared["title"])
+    assert (row["minisgl"], row["by"], row["verdict"]) == ("4", "slow, page size 64", "reached")
+    row = row_of(text, "prefill, 8,192 tokens, causal, 32/8 heads")
+    assert (row["minisgl"], row["verdict"]) == ("-", "not measured")
+
+
+def test_ranks_of_attention_get_a_table(attention):
+    text = script.render({"attention-h200.json": attention}, RIVALS)
+    assert "| phase | page size | heads | quick | slow |" in text
+    assert "| decode | 16 | 16/8 | 100 | 25 |" in text
+    assert "| decode | 16 | 40/8 | - | 100 |" in text
+    assert "| prefill | 16 | 16/8 | 100 | 25 |" in text
+
+
+def test_a_cell_that_was_edited_is_noticed(attention):
+    first = attention["cells"][0]
+    attention["cells"] = [first]
+    with pytest.raises(ValueError, match="its rate not"):
+        script.check_record({**attention, "ceilings": {"read_bytes_per_s": 9e12}})
+    attention["ceilings"]["read_bytes_per_s"] = first["rate"] / first["fraction"]
+    script.check_record(attention)
+    first["us"] = 99.0
+    with pytest.raises(ValueError, match="not the median of its times"):
+        script.check_record(attention)

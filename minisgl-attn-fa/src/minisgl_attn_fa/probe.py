@@ -2,7 +2,7 @@
 
 from minisgl.plugins import BackendQuery, Supported, Unsupported
 from minisgl_attn_fa.edges import all_reasons, describe
-from minisgl_attn_fa.ranks import decode_rank, prefill_rank
+from minisgl_attn_fa.ranks import decode_rank, prefill_rank, source
 
 
 def probe(query: BackendQuery) -> Supported | Unsupported:
@@ -11,6 +11,8 @@ def probe(query: BackendQuery) -> Supported | Unsupported:
     for name, reason in reasons.items():
         if reason is None:
             return Supported(
-                prefill_rank=prefill_rank(name, query), decode_rank=decode_rank(name, query)
+                prefill_rank=prefill_rank(name, query),
+                decode_rank=decode_rank(name, query),
+                source=source(name, query),
             )
     return Unsupported(describe(reasons))

@@ -2,11 +2,8 @@
 
 from minisgl.plugins import BackendQuery, Supported, Unsupported
 from minisgl_attn_flashinfer import installed
+from minisgl_attn_flashinfer.measured_ranks import RANKS
 from minisgl_attn_flashinfer.modules import CUDA_CORE_GROUPS, decode_module, prefill_module
-
-RANK = 100
-"""Above core's Triton and torch backends, in both phases: it was the fastest one measured on an
-H200, but for prefill of long prompts, where FlashAttention 4 leads."""
 
 
 def probe(query: BackendQuery) -> Supported | Unsupported:
@@ -26,11 +23,16 @@ def probe(query: BackendQuery) -> Supported | Unsupported:
         )
     prefill, decode = prefill_modules(query), decode_modules(query)
     missing = {module: installed.why_missing(module) for module in (*prefill, *decode)}
-    prefill_rank = RANK if any(missing[module] is None for module in prefill) else None
-    decode_rank = RANK if any(missing[module] is None for module in decode) else None
-    if prefill_rank is None and decode_rank is None:
+    serves_prefill = any(missing[module] is None for module in prefill)
+    serves_decode = any(missing[module] is None for module in decode)
+    if not (serves_prefill or serves_decode):
         return Unsupported(missing_modules(prefill[0], str(missing[prefill[0]])))
-    return Supported(prefill_rank=prefill_rank, decode_rank=decode_rank)
+    ranks, shape = RANKS["flashinfer"], (query.page_size, query.num_q_heads, query.num_kv_heads)
+    return Supported(
+        prefill_rank=ranks.prefill_rank(*shape) if serves_prefill else None,
+        decode_rank=ranks.decode_rank(*shape) if serves_decode else None,
+        source=ranks.source,
+    )
 
 
 def prefill_modules(query: BackendQuery) -> list[str]:

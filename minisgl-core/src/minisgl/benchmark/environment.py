@@ -85,7 +85,9 @@ def device_facts(device: str) -> dict[str, Any]:
     """Return the name of the GPU and the CUDA version, or what there is to say about the CPU."""
     import torch
 
-    facts: dict[str, Any] = {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0))}
+    from minisgl.bootstrap.measurements import cpu_name
+
+    facts: dict[str, Any] = {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0))}
     if device != "cpu" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties("cuda" if device == "auto" else device)
         return facts | {
@@ -117,12 +119,3 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -11,6 +11,7 @@ import torch
 
 from minisgl.attention.split import SplitBackend
 from minisgl.bootstrap.attention import create_attention
+from minisgl.bootstrap.measurements import load_measurements
 from minisgl.bootstrap.memory import (
     make_prefill_graphs,
     make_runner,
@@ -90,7 +91,11 @@ def build_engine(
     host, settings = site.host, site.settings
     pool, pool_rows = _create_pool(site)
     chosen = select_attention(
-        host, site.query, settings.attention.backend, settings.backend_options
+        host,
+        site.query,
+        settings.attention.backend,
+        settings.backend_options,
+        load_measurements(settings, site.query.dtype, site.device),
     )
     mixed = chosen.prefill.capabilities.mixed_batches
     if settings.scheduler.launch == "mixed" and not mixed:

@@ -11,6 +11,7 @@ from minisgl.plugins import BackendQuery
 from minisgl.plugins.decisions import Decision, format_decisions
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.lazy import load_object
+from minisgl.plugins.measurements import Measurements
 from minisgl.plugins.model_selection import ModelSelection, select_model
 from minisgl.plugins.query import build_query
 from minisgl.plugins.selection import explain_attention, explain_moe, explain_ops
@@ -20,7 +21,8 @@ from minisgl.settings import Settings
 def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> int:
     """Print each candidate's rank or reason; works without a GPU."""
     query, model = _query(settings, host, args.compute_capability)
-    table = model.table if args.kind == "model" else _decide(args.kind, host, query)
+    measured = _measurements(settings, query) if args.kind == "attention" else None
+    table = model.table if args.kind == "model" else _decide(args.kind, host, query, measured)
     if args.json:
         decisions = [asdict(row) for row in table]
         print(json.dumps({"query": asdict(query), "decisions": decisions}, indent=2))
@@ -35,6 +37,8 @@ def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> i
     print(format_decisions(table))
     if args.kind == "model" and model.warning:
         print(f"{model.warning}.")
+    if measured is not None and query.device == "cuda" and not _gpu_is_here():
+        print(f"{measured.file} is of {measured.device}; there is no GPU here to compare with.")
     if args.kind == "moe" and not query.num_experts:
         print("The model is dense: no MoE backend is created.")
     if query.device == "cuda" and capability is None:
@@ -44,9 +48,22 @@ def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> i
     return 0
 
 
-def _decide(kind: str, host: PluginHost, query: BackendQuery) -> tuple[Decision, ...]:
+def _measurements(settings: Settings, query: BackendQuery) -> Measurements | None:
+    """Return what ``attention.measurements`` holds; on another machine the device cannot differ."""
+    from minisgl.bootstrap import resolve_device
+    from minisgl.bootstrap.measurements import load_measurements
+
+    here = query.device != "cuda" or _gpu_is_here()
+    return load_measurements(
+        settings, query.dtype, resolve_device(settings.engine.device) if here else None
+    )
+
+
+def _decide(
+    kind: str, host: PluginHost, query: BackendQuery, measured: Measurements | None
+) -> tuple[Decision, ...]:
     if kind == "attention":
-        return explain_attention(host, query)
+        return explain_attention(host, query, measured)
     if kind == "moe":
         return explain_moe(host, query)
     from minisgl.kernel.ops import OpTable
@@ -94,6 +111,12 @@ def _device(device: str) -> tuple[str, tuple[int, int] | None]:
         return kind, None
     capability: Any = torch.cuda.get_device_capability(None if device == "auto" else device)
     return kind, (capability[0], capability[1])
+
+
+def _gpu_is_here() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _parse_capability(text: str) -> tuple[int, int]:

@@ -22,7 +22,8 @@ _QUERY = (
         "model.cache_dir",
         "engine.device",
     ),
-    *("cache.page_size", "parallel.tensor_parallel_size"),
+    *("attention.measurements", "cache.page_size", "scheduler.max_running_requests"),
+    "parallel.tensor_parallel_size",
 )
 _KINDS = ("model", "attention", "moe", "ops")
 

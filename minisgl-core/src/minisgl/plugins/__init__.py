@@ -5,6 +5,7 @@ functions marked with ``hookimpl``; that module imports neither torch nor a kern
 """
 
 from minisgl.plugins.hookspecs import HookSpecs, hookimpl, hookspec
+from minisgl.plugins.rank_table import RankTable
 from minisgl.plugins.records import (
     AttentionBackendRecord,
     BackendQuery,
@@ -35,6 +36,7 @@ __all__ = [
     "NoSettings",
     "OpRecord",
     "PrefixCacheRecord",
+    "RankTable",
     "ReasoningParserRecord",
     "RequestStats",
     "StepStats",

@@ -13,6 +13,7 @@ from minisgl.parsing.tools_json import HermesCalls, Llama3Calls, MistralCalls
 from minisgl.parsing.tools_pythonic import PythonicCalls
 from minisgl.parsing.tools_xml import Qwen3CoderCalls
 from minisgl.plugins.hookspecs import hookimpl
+from minisgl.plugins.measured_ranks import RANKS
 from minisgl.plugins.records import (
     AttentionBackendRecord,
     BackendQuery,
@@ -177,7 +178,14 @@ def _probe_triton_attention(query: BackendQuery) -> Supported | Unsupported:
     if isinstance(answer, Supported) and query.head_dim > _MOST_TRITON_HEAD_DIM:
         most = _MOST_TRITON_HEAD_DIM
         return Unsupported(f"needs head dims of up to {most}, the model has {query.head_dim}")
-    return answer
+    if not isinstance(answer, Supported):
+        return answer
+    ranks, shape = RANKS["triton"], (query.page_size, query.num_q_heads, query.num_kv_heads)
+    return Supported(
+        prefill_rank=ranks.prefill_rank(*shape),
+        decode_rank=ranks.decode_rank(*shape),
+        source=ranks.source,
+    )
 
 
 def _create_triton_attention(

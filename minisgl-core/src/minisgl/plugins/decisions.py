@@ -21,6 +21,8 @@ class Decision:
         outcome: ``chosen``, ``usable`` (something else was chosen) or ``refused``.
         rank: the higher one wins; ``None`` if refused.
         reason: why refused, or why not chosen although usable; empty otherwise.
+        source: where the rank comes from; empty: nobody says.
+        measured: whether ``attention.measurements`` gave the rank: it goes before all others.
     """
 
     kind: str
@@ -30,6 +32,8 @@ class Decision:
     outcome: Literal["chosen", "usable", "refused"]
     rank: int | None
     reason: str
+    source: str = ""
+    measured: bool = False
 
 
 def log_decisions(decisions: Iterable[Decision]) -> None:
@@ -40,7 +44,8 @@ def log_decisions(decisions: Iterable[Decision]) -> None:
 
 
 def format_decisions(decisions: Iterable[Decision]) -> str:
-    """Return a decision table as aligned text."""
+    """Return a decision table as aligned text, then where ranks come from."""
+    decisions = list(decisions)
     lines = [("what", "phase", "backend", "from", "outcome", "rank", "reason")]
     lines += [
         (
@@ -55,8 +60,19 @@ def format_decisions(decisions: Iterable[Decision]) -> str:
         for row in decisions
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
+    texts = [
         "  "
         + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
-    )
+    ]
+    return "\n".join(texts + _sources(decisions))
+
+
+def _sources(decisions: Iterable[Decision]) -> list[str]:
+    """Return a line for each source of ranks, with the backends and ranks that it gives."""
+    ranks: dict[str, list[str]] = {}
+    for row in decisions:
+        if row.source:
+            shown = "none" if row.rank is None else str(row.rank)
+            ranks.setdefault(row.source, []).append(f"{row.name} ({row.phase}) {shown}")
+    return [f"  rank of {', '.join(names)}: {source}" for source, names in ranks.items()]

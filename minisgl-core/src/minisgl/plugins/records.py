@@ -67,10 +67,13 @@ class Supported:
     """The backend can run; ranks order the candidates of ``auto``, a higher one wins.
 
     ``None`` for a phase means that the backend does not serve it. Core's torch reference has 0.
+    Ranks of attention backends that were measured are percentages of the fastest one's speed, see
+    ``RankTable``; ``source`` says where they come from, for ``minisgl plugins explain``.
     """
 
     prefill_rank: int | None
     decode_rank: int | None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

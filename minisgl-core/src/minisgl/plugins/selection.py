@@ -5,14 +5,15 @@ Every candidate's rank, or the reason against it, ends up in a table of ``Decisi
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from minisgl.errors import UnsupportedBackendError
-from minisgl.plugins.capabilities import unmet_requirement
 from minisgl.plugins.decisions import AnyPhase, Decision
 from minisgl.plugins.failure import describe_error
 from minisgl.plugins.host import PluginHost
+from minisgl.plugins.judging import Verdict, judge, mark_best
+from minisgl.plugins.measurements import Measurements
 from minisgl.plugins.options import Options, settings_of, validate_backend_options
 from minisgl.plugins.records import (
     AttentionBackendRecord,
@@ -22,7 +23,6 @@ from minisgl.plugins.records import (
     OpRecord,
     Phase,
     PrefixCacheRecord,
-    Supported,
 )
 from minisgl.plugins.registry import Offer, Registry
 
@@ -82,6 +82,7 @@ def select_attention(
     query: BackendQuery,
     choice: str = AUTO,
     backend_options: Options | None = None,
+    measured: Measurements | None = None,
 ) -> AttentionSelection:
     """Choose the attention backends of prefill and decode.
 
@@ -90,6 +91,7 @@ def select_attention(
         query: what they must run on.
         choice: ``auto``, a name for both phases, or ``PREFILL,DECODE``.
         backend_options: settings of backends, by name.
+        measured: on this device: ``auto`` ranks by it.
 
     Raises:
         UnknownBackendError, AmbiguousBackendError: the choice names none, or several.
@@ -99,9 +101,11 @@ def select_attention(
     options = backend_options or {}
     validate_backend_options(host, options)
     for_prefill, comma, for_decode = choice.partition(",")
-    prefill, before = _choose(host.attention, "attention", query, for_prefill, "prefill")
+    prefill, before = _choose(
+        host.attention, "attention", query, for_prefill, "prefill", measured=measured
+    )
     wanted = for_decode if comma else for_prefill
-    decode, after = _choose(host.attention, "attention", query, wanted, "decode")
+    decode, after = _choose(host.attention, "attention", query, wanted, "decode", measured=measured)
     others = []
     if wanted == AUTO:
         usable = [row for row in after if row.outcome == "usable" and row.rank]
@@ -109,6 +113,7 @@ def select_attention(
         others = [
             OtherBackend(one.qualified, one.record, settings_of(host, one, options))
             for one in offers
+            if measured is None or measured.worth_a_try(one.qualified, decode.qualified, query)
         ]
     return AttentionSelection(
         prefill=prefill.record,
@@ -228,7 +233,7 @@ def explain_ops(
             name_of=lambda o: o.record.name,
         )
         reference = Decision(f"op {op}", "reference", "minisgl-core", "any", "usable", 0, "")
-        table += _mark_best([reference, *rows])
+        table += mark_best([reference, *rows])
     for offer in host.ops:
         if offer.record.op not in names:
             reason = f"no such op; known: {', '.join(names)}"
@@ -238,11 +243,13 @@ def explain_ops(
     return tuple(table)
 
 
-def explain_attention(host: PluginHost, query: BackendQuery) -> tuple[Decision, ...]:
+def explain_attention(
+    host: PluginHost, query: BackendQuery, measured: Measurements | None = None
+) -> tuple[Decision, ...]:
     """Return what ``auto`` would decide, without settings, and without failing."""
     return (
-        *_explain(host.attention, "attention", query, "prefill"),
-        *_explain(host.attention, "attention", query, "decode"),
+        *_explain(host.attention, "attention", query, "prefill", measured),
+        *_explain(host.attention, "attention", query, "decode", measured),
     )
 
 
@@ -267,26 +274,34 @@ def _select(
 
 
 def _choose(
-    registry: Registry[Any], kind: str, query: BackendQuery, choice: str, phase: AnyPhase
+    registry: Registry[Any],
+    kind: str,
+    query: BackendQuery,
+    choice: str,
+    phase: AnyPhase,
+    *,
+    measured: Measurements | None = None,
 ) -> tuple[Offer[Any], tuple[Decision, ...]]:
     """Return the offer that ``choice`` means for a phase, and the rows about it."""
     label = registry.setting if phase == "any" else f"{registry.setting} ({phase})"
     if choice != AUTO:
         offer = registry.get(choice)
-        rank, reason = _judge(offer, query, phase)
-        if rank is None:
+        verdict = judge(offer, query, phase)
+        if verdict.rank is None:
             usable = [
                 row.name
                 for row in _explain(registry, kind, query, phase)
                 if row.outcome != "refused"
             ]
             raise UnsupportedBackendError(
-                f"{label}={choice!r} cannot run here: {reason}."
+                f"{label}={choice!r} cannot run here: {verdict.reason}."
                 f" Usable: {', '.join(usable) or 'none'}."
             )
-        row = Decision(kind, offer.name, offer.distribution, phase, "chosen", rank, "")
+        row = Decision(
+            kind, offer.name, offer.distribution, phase, "chosen", verdict.rank, "", verdict.source
+        )
         return offer, (row,)
-    table = _explain(registry, kind, query, phase)
+    table = _explain(registry, kind, query, phase, measured)
     for row in table:
         if row.outcome == "chosen":
             return registry.get(f"{row.distribution}:{row.name}"), table
@@ -296,12 +311,17 @@ def _choose(
 
 
 def _explain(
-    registry: Registry[Any], kind: str, query: BackendQuery, phase: AnyPhase
+    registry: Registry[Any],
+    kind: str,
+    query: BackendQuery,
+    phase: AnyPhase,
+    measured: Measurements | None = None,
 ) -> tuple[Decision, ...]:
     rows = _rows(
-        list(registry), registry, kind=kind, query=query, phase=phase, name_of=lambda o: o.name
-    )
-    return tuple(_mark_best(rows))
+        list(registry), registry, kind=kind, query=query, phase=phase, name_of=lambda o: o.name,
+        measured=measured,
+    )  # fmt: skip
+    return tuple(mark_best(rows))
 
 
 def _rows(
@@ -312,66 +332,22 @@ def _rows(
     query: BackendQuery,
     phase: AnyPhase,
     name_of: Callable[[Offer[Any]], str],
+    measured: Measurements | None = None,
 ) -> list[Decision]:
     """Return a row for each offer, usable or refused, in the order of names."""
     ambiguous: Mapping[str, tuple[Offer[Any], ...]] = registry.ambiguous
     rows = []
     for offer in offers:
-        rank: int | None = None
         if offer.name in ambiguous:
             owners = " and ".join(other.distribution for other in ambiguous[offer.name])
-            reason = f"ambiguous: offered by {owners}"
+            verdict = Verdict(None, f"ambiguous: offered by {owners}")
         else:
-            rank, reason = _judge(offer, query, phase)
-        outcome: Literal["usable", "refused"] = "refused" if rank is None else "usable"
-        name = name_of(offer)
-        rows.append(Decision(kind, name, offer.distribution, phase, outcome, rank, reason))
-    return rows
-
-
-def _mark_best(rows: Sequence[Decision]) -> list[Decision]:
-    """Mark the first row of the best rank as chosen; a tie is logged."""
-    ranks = [row.rank for row in rows if row.rank is not None]
-    best = [row for row in rows if row.rank is not None and row.rank == max(ranks)]
-    if not best:
-        return list(rows)
-    winner = best[0]
-    if len(best) > 1:
-        names = " and ".join(row.name for row in best)
-        logger.info(
-            "%s (%s): %s share rank %s; %s comes first", winner.kind, winner.phase, names,
-            winner.rank, winner.name,
+            verdict = judge(offer, query, phase, measured)
+        outcome: Literal["usable", "refused"] = "refused" if verdict.rank is None else "usable"
+        rows.append(
+            Decision(
+                kind, name_of(offer), offer.distribution, phase, outcome, verdict.rank,
+                verdict.reason, verdict.source, verdict.measured,
+            )
         )  # fmt: skip
-    return [_against(row, winner) for row in rows]
-
-
-def _against(row: Decision, winner: Decision) -> Decision:
-    if row is winner:
-        return replace(row, outcome="chosen")
-    if row.outcome == "usable":
-        return replace(row, reason=f"{winner.name} has rank {winner.rank}")
-    return row
-
-
-def _judge(offer: Offer[Any], query: BackendQuery, phase: AnyPhase) -> tuple[int | None, str]:
-    """Return the rank of an offer for a phase, or ``None`` and the reason against it."""
-    capabilities = getattr(offer.record, "capabilities", None)
-    unmet = unmet_requirement(capabilities, query, phase) if capabilities is not None else None
-    if unmet is not None:
-        return None, unmet
-    try:
-        answer = offer.record.probe(query)
-    except Exception as error:
-        logger.debug("the probe of %s failed", offer.qualified, exc_info=error)
-        return None, f"its probe raised {type(error).__name__}: {error}"
-    if not isinstance(answer, Supported):
-        reason = getattr(answer, "reason", None)
-        return None, str(reason or f"its probe returned {answer!r}")
-    ranks: Mapping[Phase, int | None] = {
-        "prefill": answer.prefill_rank,
-        "decode": answer.decode_rank,
-    }
-    wanted = [rank for of, rank in ranks.items() if phase in ("any", of) and rank is not None]
-    if not wanted:
-        return None, "it serves no phase here" if phase == "any" else f"it does not serve {phase}"
-    return max(wanted), ""
+    return rows

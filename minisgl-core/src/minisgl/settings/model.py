@@ -140,6 +140,11 @@ class AttentionSettings(Section):
     backend: str = Field(
         "auto", description="Attention backend: auto, a name, or PREFILL,DECODE for a pair."
     )
+    measurements: Path | None = Field(
+        None,
+        description="File that minisgl bench kernels --attention --json wrote on this device: auto"
+        " ranks attention backends by it; by default, by what their plugins say.",
+    )
     shared_prefix_mib: float = Field(
         128.0,
         ge=0,

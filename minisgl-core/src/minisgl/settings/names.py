@@ -78,6 +78,7 @@ FLAT_NAMES: tuple[FlatName, ...] = (
     FlatName(
         name="attention-backend", setting="attention.backend", aliases=("attn", "attn-backend")
     ),
+    FlatName(name="attention-measurements", setting="attention.measurements"),
     FlatName(name="moe-backend", setting="moe.backend", aliases=("moe-runner-backend",)),
     FlatName(name="prefix-cache", setting="cache.prefix", aliases=("cache-type",)),
     FlatName(name="page-size", setting="cache.page_size", aliases=("block-size",)),

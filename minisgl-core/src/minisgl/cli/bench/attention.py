@@ -12,6 +12,7 @@ from minisgl.cli.bench.attention_table import format_group, format_head, format_
 from minisgl.cli.bench.numbers import names, number, numbers
 from minisgl.cli.bench.output import check_writable, write_cells
 from minisgl.errors import SettingsError
+from minisgl.plugins.measurements import FORMAT
 from minisgl.settings import ResolvedSettings
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from minisgl.benchmark.attention_grid import Grid, Part
     from minisgl.benchmark.timing import Target
     from minisgl.plugins.host import PluginHost
-
-FORMAT: Final = 1
-"""Of the JSON; a reader refuses another."""
 
 _GRID_FLAGS: Final = (
     "phases", "contexts", "prompts", "page_sizes", "models", "picture", "time_limit", "memory_gib",
