@@ -8,14 +8,16 @@ from minisgl.errors import UnsupportedBackendError
 from minisgl.plugins import Supported, Unsupported
 from minisgl.testing.attention_contract import LENGTHS, AttentionBackendContract
 from minisgl.testing.paged_rows import PagedRows
+from minisgl_attn_flashinfer.measured_ranks import RANKS
 from minisgl_attn_flashinfer.plugin import minisgl_attention_backends
 from minisgl_attn_flashinfer.trtllm import TrtllmBackend, TrtllmGen, Xqa
 from minisgl_attn_flashinfer.trtllm_create import query_of, warm_up
-from minisgl_attn_flashinfer.trtllm_probe import NOT_COMPILED_RANK, RANK, probe_trtllm
+from minisgl_attn_flashinfer.trtllm_probe import NOT_COMPILED_RANK, probe_trtllm
 from support.fake_trtllm import FakeGen, FakeXqa
 from support.flashinfer_site import query
 
-TRITON = 10
+TABLE = RANKS["trtllm"]
+RANK = TABLE.decode_rank(16, 16, 8)
 
 
 class OnFakes(AttentionBackendContract):
@@ -111,10 +113,9 @@ def reason(**changed) -> str:
     return answer.reason
 
 
-def test_with_the_shape_s_module_it_decodes_below_triton(flashinfer_site):
+def test_with_the_shape_s_module_it_decodes(flashinfer_site):
     flashinfer_site.flashinfer(compiled=("xqa",))
-    assert probe_trtllm(query()) == Supported(prefill_rank=None, decode_rank=RANK)
-    assert NOT_COMPILED_RANK < RANK < TRITON
+    assert probe_trtllm(query()) == Supported(None, RANK, TABLE.source)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,10 @@ def test_another_shape_is_another_module(flashinfer_site, changed, name):
 def test_what_has_to_be_compiled_is_not_compiled_to_be_measured(flashinfer_site):
     flashinfer_site.flashinfer()
     flashinfer_site.compiler()
-    assert probe_trtllm(query()) == Supported(prefill_rank=None, decode_rank=NOT_COMPILED_RANK)
+    answer = probe_trtllm(query())
+    assert isinstance(answer, Supported)
+    assert (answer.prefill_rank, answer.decode_rank) == (None, NOT_COMPILED_RANK)
+    assert "compiled first" in answer.source
 
 
 def test_blackwell_needs_the_compiled_kernels_of_trtllm_gen(flashinfer_site):
@@ -145,7 +149,7 @@ def test_blackwell_needs_the_compiled_kernels_of_trtllm_gen(flashinfer_site):
     assert "needs flashinfer-cubin 0.6.12" in text
     assert "would download kernels while it serves" in text
     flashinfer_site.distribution("flashinfer-cubin", "0.6.12", "flashinfer_cubin")
-    assert probe_trtllm(query(compute_capability=(10, 3))) == Supported(None, RANK)
+    assert probe_trtllm(query(compute_capability=(10, 3))) == Supported(None, RANK, TABLE.source)
 
 
 @pytest.mark.parametrize(

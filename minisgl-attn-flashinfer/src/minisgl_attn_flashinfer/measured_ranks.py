@@ -11,5 +11,6 @@ SOURCE: Final = "by hand, from figures on an NVIDIA H200, before backends went t
 RANKS: Final[Mapping[str, RankTable]] = MappingProxyType(
     {
         "flashinfer": RankTable(source=SOURCE, prefill={(16, 2): 100}, decode={(16, 2): 100}),
+        "trtllm": RankTable(source=SOURCE, prefill={}, decode={(16, 2): 8}),
     }
 )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from minisgl.plugins import BackendQuery, Supported, Unsupported
 from minisgl_attn_flashinfer import installed
+from minisgl_attn_flashinfer.measured_ranks import RANKS
 from minisgl_attn_flashinfer.modules import TRTLLM_GEN_MODULE, xqa_module
 from minisgl_attn_flashinfer.probe import missing_modules
 
@@ -19,11 +20,6 @@ PAGE_SIZES = (16, 32, 64, 128)
 
 MOST_XQA_GROUP = 16
 """Query heads per KV head: rows of one of its tiles."""
-
-RANK = 8
-"""Below FlashInfer's own kernels and core's Triton's. On one H200, 256 rows of 450 to 1,350 tokens
-of 16/8 heads: xqa reads 3.37 TB/s of K and V with pages of 16 tokens and 3.86 with 64, FlashInfer's
-tensor-core kernel 4.18 and 4.25. trtllm-gen was not measured."""
 
 NOT_COMPILED_RANK = 0
 """Of what has to be compiled first, for minutes: an engine does that if it is told to, but not to
@@ -63,8 +59,16 @@ def probe_trtllm(query: BackendQuery) -> Supported | Unsupported:
     lacking = installed.why_missing(module)
     if lacking is not None:
         return Unsupported(missing_modules(module, lacking))
-    compiled = installed.precompiled(module)
-    return Supported(prefill_rank=None, decode_rank=RANK if compiled else NOT_COMPILED_RANK)
+    return _ranked(query, compiled=installed.precompiled(module))
+
+
+def _ranked(query: BackendQuery, *, compiled: bool) -> Supported:
+    if not compiled:
+        why = "it would have to be compiled first, for minutes"
+        return Supported(prefill_rank=None, decode_rank=NOT_COMPILED_RANK, source=why)
+    ranks = RANKS["trtllm"]
+    rank = ranks.decode_rank(query.page_size, query.num_q_heads, query.num_kv_heads)
+    return Supported(prefill_rank=None, decode_rank=rank, source=ranks.source)
 
 
 def kernel_for(capability: tuple[int, int] | None) -> TrtllmKernel | None:

@@ -62,11 +62,11 @@ def _breaks(context):
 def backends(monkeypatch):
     """Offer a backend whose second layer is wrong, one with a hole, a narrow and a broken one."""
 
-    def offer(name, backend, **capabilities):
+    def offer(name, backend, rank=1, **capabilities):
         return AttentionBackendRecord(
             name=name, summary="x", settings_type=NoSettings,
             create=lambda context, _: backend(context),
-            probe=lambda query: Supported(prefill_rank=1, decode_rank=1),
+            probe=lambda query: Supported(prefill_rank=1, decode_rank=rank),
             capabilities=Capabilities(**capabilities),
         )  # fmt: skip
 
@@ -79,6 +79,7 @@ def backends(monkeypatch):
             offer("hole", _NotANumber),
             offer("narrow", _breaks, page_sizes=(64,)),
             offer("broken", _breaks),
+            offer("slow", TorchAttentionBackend, rank=0, page_sizes=(4,)),
         ]
 
     offers.__dict__.update(real.__dict__)
@@ -219,6 +220,22 @@ def test_the_reference_is_left_to_those_who_name_it(tmp_path):
     names = {one["backend"].partition(":")[2] for one in record["cells"]}
     assert names == {"broken", "hole", "twice"}
     assert record["refused"]["minisgl-core:narrow"] == "needs page size 64, found 4"
+
+
+@pytest.mark.usefixtures("backends")
+def test_what_has_rank_0_for_a_case_is_left_to_those_who_name_it(tmp_path, capsys):
+    """A plugin ranks so what compiles for minutes, and what is never the fastest."""
+
+    def statuses(*words):
+        cells = run(tmp_path, "--cases", f"{DECODE},{PREFILL}", *words)["cells"]
+        return [one["status"] for one in cells if one["backend"].endswith(":slow")]
+
+    assert statuses() == ["skipped", "ok"]
+    assert "slow: skipped: it has rank 0 here, so that no engine tries it" in (
+        capsys.readouterr().out
+    )
+    assert statuses("--backends", "slow,twice") == ["ok", "ok"]
+    assert statuses("--backends", "slow") == ["ok", "ok"]
 
 
 def test_what_takes_too_much_memory_or_time_is_skipped(tmp_path, monkeypatch):

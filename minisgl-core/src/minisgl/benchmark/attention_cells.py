@@ -25,6 +25,9 @@ SHORTEST_S: Final = 0.002
 """Least seconds of one measurement of a cell: there are some two thousand."""
 
 
+_NOT_TRIED: Final = "it has rank 0 here, so that no engine tries it; --backends measures it"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One backend at one case.
@@ -101,6 +104,7 @@ class CellBench:
         backends: qualified names, in the order of the table.
         memory_bytes: most bytes of a case's K and V, over all layers of its pool.
         ends_at: of ``time.monotonic``: what comes later is skipped.
+        all_ranks: also what has rank 0 for a case, where anything else can run.
     """
 
     def __init__(
@@ -112,21 +116,23 @@ class CellBench:
         *,
         memory_bytes: float,
         ends_at: float,
+        all_ranks: bool,
     ) -> None:
         self._host, self._settings, self._target = host, settings, target
         self._backends = tuple(backends)
         self._memory_bytes, self._ends_at = memory_bytes, ends_at
-        self._refused: dict[tuple[Phase, BackendQuery], dict[str, str]] = {}
+        self._all_ranks = all_ranks
+        self._known: dict[tuple[Phase, BackendQuery], dict[str, tuple[Status, str]]] = {}
 
     def measure(self, part: Part, case: AttentionCase) -> Iterator[Cell]:
         """Yield the cell of each backend as it is measured; never raises for one of them."""
         reason = self._why_skipped(case)
-        refusals = self._refusals(case)
+        left_out = self._left_out(case)
         rig: AttentionRig | None = None
         for name in self._backends:
-            if name in refusals:
-                refusal = refusals[name]
-                yield Cell(part=part, case=case, backend=name, status="refused", reason=refusal)
+            if name in left_out:
+                status, why = left_out[name]
+                yield Cell(part=part, case=case, backend=name, status=status, reason=why)
                 continue
             if reason is None and rig is None:
                 rig, reason = self._rig(case)
@@ -150,16 +156,21 @@ class CellBench:
             f"{self._memory_bytes / 2**30:.1f}"
         )
 
-    def _refusals(self, case: AttentionCase) -> dict[str, str]:
-        """Return why backends cannot run a case, by qualified name."""
+    def _left_out(self, case: AttentionCase) -> dict[str, tuple[Status, str]]:
+        """Return why backends are not tried at a case, by qualified name."""
         query = query_of(case, self._target.device, self._target.dtype)
-        if (case.phase, query) not in self._refused:
-            self._refused[case.phase, query] = {
-                f"{row.distribution}:{row.name}": row.reason
-                for row in explain_attention(self._host, query)
-                if row.phase == case.phase and row.outcome == "refused"
-            }
-        return self._refused[case.phase, query]
+        if (case.phase, query) not in self._known:
+            found: dict[str, tuple[Status, str]] = {}
+            rows = [row for row in explain_attention(self._host, query) if row.phase == case.phase]
+            ranks = {f"{row.distribution}:{row.name}": row.rank or 0 for row in rows}
+            usual = any(ranks.get(name, 0) > 0 for name in self._backends)
+            for row, name in zip(rows, ranks, strict=True):
+                if row.rank is None:
+                    found[name] = ("refused", row.reason)
+                elif not row.rank and usual and not self._all_ranks:
+                    found[name] = ("skipped", _NOT_TRIED)
+            self._known[case.phase, query] = found
+        return self._known[case.phase, query]
 
     def _rig(self, case: AttentionCase) -> tuple[AttentionRig | None, str | None]:
         target = self._target
@@ -212,8 +223,8 @@ def usable_backends(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the backends that can run any of the cases, and the reason against each other one.
 
-    The reference, which has rank 0, is only measured where nothing else can run: it takes longer
-    than all others together. Whoever wants it beside them names it.
+    What has rank 0 is only measured where nothing else can run: the reference takes longer than all
+    others together, others would compile for minutes. Whoever wants them names them.
 
     Returns:
         Qualified names; reasons by qualified name.

@@ -136,6 +136,7 @@ def run_grid(
         backends,
         memory_bytes=_memory_bytes(args.memory_gib, target),
         ends_at=began + (args.time_limit or float("inf")),
+        all_ranks=args.backends is not None,
     )
     cells: list[Cell] = []
     for group in _groups(bench, cases, len(backends)):
@@ -144,7 +145,7 @@ def run_grid(
         # After each table: a run that is stopped, or that a kernel never returns from, leaves it.
         record["seconds"] = round(time.monotonic() - began, 1)
         write_cells(args.json, record, [cell.as_dict() for cell in cells])
-    print(format_reasons(cells))
+    print(format_reasons(cells, backends))
     print(f"\n{len(cells)} cells of {len(cases)} cases took {time.monotonic() - began:.0f} s")
     if args.picture is not None:
         from minisgl.benchmark.attention_picture import draw

@@ -36,19 +36,19 @@ def format_group(cells: "Sequence[Cell]", backends: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def format_reasons(cells: "Sequence[Cell]") -> str:
-    """Return why cells have no figure: a line for each backend and reason, with a case of it."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+def format_reasons(cells: "Sequence[Cell]", backends: Sequence[str]) -> str:
+    """Return why cells have no figure: a line for each reason, with whom and where it concerns."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for cell in cells:
         if cell.status != "ok":
-            name = "all backends" if cell.status == "skipped" else cell.name
-            cases = found.setdefault((name, _shown(cell.status), cell.reason), [])
-            if str(cell.case) not in cases:
-                cases.append(str(cell.case))
+            concerned = found.setdefault((_shown(cell.status), cell.reason), {})
+            concerned.setdefault(cell.name, []).append(str(cell.case))
     lines = [""] if found else []
-    for (name, status, reason), cases in found.items():
+    for (status, reason), concerned in found.items():
+        names = "all" if len(concerned) == len(backends) > 1 else ", ".join(concerned)
+        cases = list(dict.fromkeys(case for of_one in concerned.values() for case in of_one))
         more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
-        lines.append(f"{name}: {status}: {reason} ({cases[0]}{more})")
+        lines.append(f"{names}: {status}: {reason} ({cases[0]}{more})")
     return "\n".join(lines)
 
 
