@@ -12,7 +12,9 @@ from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.testing.attention_contract import LENGTHS, AttentionBackendContract
 from minisgl.testing.paged_rows import PagedRows
 from minisgl_attn_fa.backend import FaBackend
-from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3, FlashAttention4, Kernel
+from minisgl_attn_fa.create import prepare, samples
+from minisgl_attn_fa.fa4 import FlashAttention4, Internals
+from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3, Kernel
 from support import fake_flash_attn as fakes
 
 
@@ -38,6 +40,18 @@ class OnFakes(AttentionBackendContract):
 
 class TestVersion4(OnFakes):
     version = "fa4"
+
+
+class TestVersion4WithKernelsCalledDirectly(OnFakes):
+    version = "fa4"
+
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        interface = fakes.FakeInterface()
+        internals = Internals(interface, "no extras")
+        learned = FlashAttention4(interface.flash_attn_varlen_func, internals)
+        for sample in samples(context):
+            prepare(learned, sample)
+        return FaBackend(context, learned, fakes.LateEvent)
 
 
 class TestVersion3(OnFakes):

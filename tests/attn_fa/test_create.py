@@ -5,12 +5,14 @@ from dataclasses import replace
 from types import ModuleType
 
 import pytest
+import torch
 
 from minisgl.errors import UnsupportedBackendError
 from minisgl.testing.paged_rows import PagedRows
 from minisgl_attn_fa import create
+from minisgl_attn_fa.fa4 import FlashAttention4, Internals
 from minisgl_attn_fa.installed import RELEASES
-from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3, FlashAttention4
+from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3
 from minisgl_attn_fa.settings import FaSettings
 from support import fake_flash_attn as fakes
 from support.flash_attn_site import query
@@ -53,8 +55,9 @@ def test_a_version_that_is_forced_runs_or_says_why_not_and_what_else(flash_attn_
 
 def modules(monkeypatch, **contents) -> None:
     """Put modules with these functions where ``create`` imports them from."""
-    for name in ("flash_attn", "flash_attn.cute"):
+    for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.utils"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["flash_attn.cute.utils"].AuxData = lambda: "no extras"
     for name, functions in contents.items():
         module = ModuleType(name)
         for function, value in functions.items():
@@ -67,6 +70,8 @@ def modules(monkeypatch, **contents) -> None:
         monkeypatch.setitem(sys.modules, where, module)
         if name == "fa2":
             sys.modules["flash_attn"].flash_attn_interface = module
+        if name == "fa4":
+            sys.modules["flash_attn.cute"].interface = module
 
 
 def test_each_version_is_imported_from_its_own_module(monkeypatch):
@@ -80,14 +85,14 @@ def test_each_version_is_imported_from_its_own_module(monkeypatch):
         },
     )
     kinds = {"fa4": FlashAttention4, "fa3": FlashAttention3, "fa2": FlashAttention2}
-    assert {name: type(create.load(name)) for name in RELEASES} == kinds
+    assert {name: type(create.load(name, (9, 0))) for name in RELEASES} == kinds
 
 
 def test_a_function_of_another_version_is_refused(flash_attn_site, monkeypatch):
     flash_attn_site.fa4()
     modules(monkeypatch, fa4={"flash_attn_varlen_func": fakes.fa2_varlen})
     with pytest.raises(UnsupportedBackendError) as error:
-        create.load("fa4")
+        create.load("fa4", (9, 0))
     text = str(error.value)
     assert "FlashAttention 4 4.0.0b36: " in text
     assert "takes no seqused_k and no page_table, so it belongs to another version" in text
@@ -99,13 +104,18 @@ def context(**changed):
     return replace(rows.context, **changed)
 
 
+def warm_up(kernel, context) -> None:
+    for sample in create.samples(context):
+        create.prepare(kernel, sample)
+
+
 @pytest.mark.parametrize(
     ("changed", "windows"),
     [({}, {(None, None)}), ({"sliding_window": True}, {(None, None), (15, 0)})],
 )
 def test_version_4_meets_every_kind_of_launch_before_it_serves(changed, windows):
     noted = fakes.Noted(fakes.fa4_varlen)
-    create.warm_up(FlashAttention4(noted), context(max_running_requests=300, **changed))
+    warm_up(FlashAttention4(noted), context(max_running_requests=300, **changed))
     kinds = {
         (call["cu_seqlens_q"] is None, call["window_size"], len(call["seqused_k"]) > 256)
         for call in noted.calls
@@ -120,7 +130,7 @@ def test_version_4_meets_every_kind_of_launch_before_it_serves(changed, windows)
 
 def test_rows_that_never_come_are_not_compiled_for():
     noted = fakes.Noted(fakes.fa4_varlen)
-    create.warm_up(FlashAttention4(noted), context(max_running_requests=256))
+    warm_up(FlashAttention4(noted), context(max_running_requests=256))
     assert max(len(call["seqused_k"]) for call in noted.calls) == 2
 
 
@@ -129,8 +139,83 @@ def test_other_versions_run_once_before_they_serve(name):
     rows = PagedRows([40], page_size=256, num_q_heads=4, num_kv_heads=2, head_dim=8)
     if name == "fa3":
         noted = fakes.Noted(fakes.fa3_with_kvcache)
-        create.warm_up(FlashAttention3(noted), rows.context)
+        warm_up(FlashAttention3(noted), rows.context)
     else:
         noted = fakes.Noted(fakes.fa2_varlen)
-        create.warm_up(FlashAttention2(fakes.fa2_with_kvcache, noted), rows.context)
+        warm_up(FlashAttention2(fakes.fa2_with_kvcache, noted), rows.context)
     assert noted.calls
+
+
+# -- version 4's kernels, called directly
+
+
+def learned(interface: fakes.FakeInterface, **changed) -> FlashAttention4:
+    internals = Internals(interface, "no extras")
+    kernel = FlashAttention4(interface.flash_attn_varlen_func, internals)
+    warm_up(kernel, context(**changed))
+    return kernel
+
+
+def test_what_was_learned_is_called_without_its_function_and_compiles_nothing():
+    interface = fakes.FakeInterface()
+    kernel = learned(interface, sliding_window=True, max_running_requests=300)
+    compiled, public, before = [*interface.compiled], interface.public_calls, interface.kernel_calls
+    assert len(compiled) == len(set(compiled)) == 6
+    few = [s for s in create.samples(context(sliding_window=True)) if len(s.launch.kv_lens) <= 256]
+    for sample in few:
+        kernel.attend(sample.q, sample.k, sample.v, sample.launch, sample.layer)
+    assert interface.public_calls == public
+    assert interface.kernel_calls == before + len(few)
+    assert interface.compiled == compiled
+
+
+def test_launches_of_many_rows_go_through_its_function():
+    interface = fakes.FakeInterface()
+    kernel = learned(interface, max_running_requests=300)
+    public = interface.public_calls
+    many = [*create.samples(context(max_running_requests=300))][-1]
+    assert len(many.launch.kv_lens) == 257
+    kernel.attend(many.q, many.k, many.v, many.launch, many.layer)
+    assert interface.public_calls == public + 1
+
+
+def test_a_kernel_that_gives_something_else_is_not_used_and_that_is_said(caplog):
+    interface = fakes.FakeInterface(fault=1e-3)
+    kernel = learned(interface)
+    assert "called through its own function for decode" in caplog.text
+    assert "called through its own function for prefill" in caplog.text
+    public = interface.public_calls
+    for sample in create.samples(context()):
+        kernel.attend(sample.q, sample.k, sample.v, sample.launch, sample.layer)
+    assert interface.public_calls == public + 3
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "learns"),
+    [("4.0.0b36", (9, 0), True), ("4.0.0b37", (9, 0), False), ("4.0.0b36", (10, 0), False)],
+)
+def test_only_versions_and_devices_that_were_looked_up_are_called_directly(
+    flash_attn_site, monkeypatch, version, capability, learns
+):
+    flash_attn_site.fa4(version)
+    interface = fakes.FakeInterface()
+    modules(monkeypatch)
+    sys.modules["flash_attn.cute"].interface = interface
+    kernel = create.load("fa4", capability)
+    warm_up(kernel, context())
+    public = interface.public_calls
+    for sample in create.samples(context()):
+        kernel.attend(sample.q, sample.k, sample.v, sample.launch, sample.layer)
+    assert (interface.public_calls == public) is learns
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_queries_of_any_stride_and_address_reach_the_kernel_aligned(offset):
+    interface = fakes.FakeInterface()
+    kernel = learned(interface)
+    sample = next(create.samples(context()))
+    wide = torch.randn(2, 11, 8 + offset)
+    q = wide[:, 3:7, offset:]
+    public = kernel._public(q.contiguous(), (sample.k, sample.v), sample.launch, sample.layer)
+    out = kernel.attend(q, sample.k, sample.v, sample.launch, sample.layer)
+    torch.testing.assert_close(out, public)

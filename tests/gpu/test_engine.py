@@ -14,6 +14,8 @@ from minisgl.attention.batch import Batch
 from minisgl.bootstrap import build_scheduler
 from minisgl.engine.engine import Engine
 from minisgl.engine.host_mirror import Launch
+from minisgl.kernel.triton import shared_prefix
+from minisgl.llm.results import GenerationResult
 from minisgl.message import AbortRequest, GenerateRequest
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.settings import settings_from_keywords
@@ -216,6 +218,16 @@ def _note_logits(llm: LLM) -> Noted:
     return noted
 
 
+def check_judged(prompts: list[list[int]], judged: list[GenerationResult]) -> None:
+    """Each token behind a prompt is the best one there, or as good within bfloat16."""
+    for prompt, one in zip(prompts, judged, strict=True):
+        assert one.prompt_logprobs is not None
+        for given in one.prompt_logprobs[len(prompt) :]:
+            assert given is not None
+            worse = given.top[0].logprob - given.token.logprob
+            assert worse < 0.1, f"a token is worse than the best one by {worse:.2f}"
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_graphs_overlap_and_plain_steps_give_equal_tokens(wide: Path, seed: int) -> None:
     """Of eager and of recorded steps each, overlapped or not; and the two agree within bfloat16.
@@ -239,15 +251,50 @@ def test_graphs_overlap_and_plain_steps_give_equal_tokens(wide: Path, seed: int)
             judged = llm.generate(
                 texts, SamplingParams(max_tokens=1, prompt_logprobs=1), progress=False
             )
-        for prompt, one in zip(prompts, judged, strict=True):
-            assert one.prompt_logprobs is not None
-            for given in one.prompt_logprobs[len(prompt) :]:
-                assert given is not None
-                worse = given.top[0].logprob - given.token.logprob
-                assert worse < 0.1, f"a token is worse than the best one by {worse:.2f}"
+        check_judged(prompts, judged)
     eager, eager_overlap, graph, graph_overlap = outputs
     assert eager == eager_overlap, "the same launches, only earlier"
     assert graph == graph_overlap
+
+
+@pytest.mark.parametrize("rows", [None, 0], ids=["graphs", "eager"])
+def test_shared_prefixes_are_attended_to_once(
+    wide: Path, rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy texts of prompts that begin alike are good ones after their whole prompt.
+
+    Catches: a prefix that is left out, merged with wrong weights, or another group's.
+    """
+    random, told = np.random.default_rng(5), []
+    prefixes = [random.integers(3, 259, size=size).tolist() for size in (200, 90)]
+    prompts = [
+        prefixes[place % 2] + random.integers(3, 259, size=1 + place).tolist()
+        for place in range(20)
+    ]
+    decode = shared_prefix.shared_decode
+
+    def noting(*arguments: Any) -> torch.Tensor:
+        told.append(len(arguments[0]))
+        return decode(*arguments)
+
+    monkeypatch.setattr("minisgl.attention.triton_backend.shared_decode", noting)
+    texts = []
+    for mib in (0.0, 1e-4):
+        with LLM(
+            str(wide), device="cuda", dtype="bfloat16", num_pages=600, max_running_requests=24,
+            progress=False, cuda_graph_max_rows=rows, attention_backend="triton",
+            attention={"shared_prefix_mib": mib},
+        ) as llm:  # fmt: skip
+            params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+            for _ in range(2):
+                results = llm.generate(prompts, params, progress=False)
+            outputs = [result.token_ids for result in results]
+            texts = [one + other for one, other in zip(prompts, outputs, strict=True)]
+            assert bool(told) == (mib > 0)
+            judged = llm.generate(
+                texts, SamplingParams(max_tokens=1, prompt_logprobs=1), progress=False
+            )
+        check_judged(prompts, judged)
 
 
 def test_random_requests_with_aborts_and_churn_end_with_all_pages_free(wide: Path) -> None:

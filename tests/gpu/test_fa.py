@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from minisgl.testing.attention_contract import LENGTHS, AttentionBackendContract
 from minisgl.testing.paged_rows import PagedRows, largest_error
 from minisgl_attn_fa import create
 from minisgl_attn_fa.edges import why_not
-from minisgl_attn_fa.installed import RELEASES, VersionName, why_unusable
+from minisgl_attn_fa.fa4 import DIRECT
+from minisgl_attn_fa.installed import RELEASES, VersionName, installed_version, why_unusable
 from minisgl_attn_fa.settings import FaSettings
 
 pytestmark = [
@@ -117,6 +119,19 @@ class TestVersion4ManyRows(Fa):
     graph_sizes = (1, 300)
 
 
+class TestVersion4ThroughItsFunction(Fa):
+    """As versions run whose kernels' arguments were not looked up."""
+
+    version = "fa4"
+    page_sizes = (16,)
+    groups = (2,)
+    head_dims = (128,)
+
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        with mock.patch.object(create, "DIRECT", frozenset[str]()):
+            return super().create(context)
+
+
 class TestVersion3(Fa):
     version = "fa3"
     page_sizes = (1, 16, 64)
@@ -205,6 +220,16 @@ def test_nothing_is_compiled_after_the_backend_was_made(page_size, monkeypatch):
             for layer in layers:
                 backend.attend(q, layer, backend.plan(rows.batch(order, seen, chunks), 0))
     torch.cuda.synchronize()
+
+
+def test_kernels_are_called_directly_in_the_version_that_was_looked_up(caplog):
+    skip_without("fa4")
+    if str(installed_version("fa4")) not in DIRECT:
+        pytest.skip("another version")
+    with caplog.at_level(logging.WARNING):
+        _, backend = make("fa4", 128, sliding_window=True)
+    assert "called through its own function" not in caplog.text
+    assert len(backend._kernel._learned) == 4
 
 
 def test_it_says_which_version_it_runs(caplog):

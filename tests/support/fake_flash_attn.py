@@ -42,6 +42,94 @@ def fa4_varlen(
     return out, None
 
 
+# call_args of _flash_attn_fwd on compute capability 9.x.
+FA4_KERNEL = (
+    *("q", "k", "v", "out", "lse", "softmax_scale", "cu_seqlens_q", "cu_seqlens_k", "seqused_q"),
+    *("seqused_k", "page_table", "window_size_left", "window_size_right", "learnable_sink"),
+    *("block_sparse_tensors", "aux_data", "cu_total_m_blocks", "cu_total_splits_m_blocks"),
+)
+
+
+class FakeInterface:
+    """The module ``flash_attn.cute.interface``, which compiles a kernel for each kind of launch.
+
+    Args:
+        fault: added to what kernels compute when somebody else calls them.
+    """
+
+    def __init__(self, fault: float = 0.0) -> None:
+        self._flash_attn_fwd = _Forward(fault)
+        self.public_calls = 0
+
+    @property
+    def compiled(self) -> list[tuple[object, ...]]:
+        return self._flash_attn_fwd.compiled
+
+    @property
+    def kernel_calls(self) -> int:
+        return self._flash_attn_fwd.kernel_calls
+
+    def flash_attn_varlen_func(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor | None = None,
+        seqused_k: torch.Tensor | None = None,
+        page_table: torch.Tensor | None = None,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: Window = (None, None),
+    ) -> tuple[torch.Tensor, None]:
+        self.public_calls += 1
+        assert seqused_k is not None
+        out = torch.empty(q.shape, dtype=q.dtype)
+        decode, many = cu_seqlens_q is None, cu_seqlens_q is not None and len(seqused_k) > 256
+        key = (decode, causal if window_size == (None, None) else "local", many)
+        sums = torch.zeros(1) if many else None
+        self._flash_attn_fwd(
+            key, q, k, v, out, None, softmax_scale, cu_seqlens_q, None, None, seqused_k,
+            page_table, *window_size, None, None, "no extras", sums, None,
+        )  # fmt: skip
+        return out, None
+
+
+class _Forward:
+    """The function ``_flash_attn_fwd``, with its cache of compiled kernels."""
+
+    def __init__(self, fault: float) -> None:
+        self.compile_cache: Any = {}
+        self.compiled: list[tuple[object, ...]] = []
+        self.kernel_calls = 0
+        self._fault = fault
+        self._calling = False
+
+    def __call__(self, key: tuple[object, ...], *arguments: Any) -> None:
+        if key not in self.compile_cache:
+            self.compiled.append(key)
+            self.compile_cache[key] = lambda *given: self._kernel(key, given)
+        self._calling = True
+        self.compile_cache[key](*arguments)
+        self._calling = False
+
+    def _kernel(self, key: tuple[object, ...], arguments: tuple[Any, ...]) -> None:
+        self.kernel_calls += 1
+        given = dict(zip(FA4_KERNEL, arguments, strict=True))
+        decode, mask, many = key
+        q, window = given["q"], (given["window_size_left"], given["window_size_right"])
+        assert q.stride(-1) == 1
+        assert all(4 * stride % 16 == 0 for stride in q.stride()[:-1]), "strides of 16 bytes"
+        assert given["aux_data"] == "no extras"
+        assert (given["cu_seqlens_q"] is None) is decode
+        assert (given["cu_total_m_blocks"] is not None) is many
+        assert (window != (None, None)) is (mask == "local")
+        out = _attend(
+            q, given["k"], given["v"], given["page_table"], given["seqused_k"],
+            given["cu_seqlens_q"], given["softmax_scale"], mask is True, window, 0.0,
+        )  # fmt: skip
+        given["out"].copy_(out if self._calling else out + self._fault)
+
+
 def fa3_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

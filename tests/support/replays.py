@@ -1,6 +1,6 @@
 """Recorded steps without a GPU: what would be a graph is run again as it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -163,14 +163,18 @@ def replay_prefills(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> EagerP
     return recorder
 
 
-def replay_decode_steps(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> EagerRecorder:
+def replay_decode_steps(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], shared_sizes: Sequence[int] = ()
+) -> EagerRecorder:
     """Make every engine built from now on replay decode steps of up to ``max(sizes)`` rows."""
     recorder = EagerRecorder()
 
     def make_runner(
         settings: Settings, model: BaseLLMModel, context: BuildContext, engine: Engine
     ) -> GraphRunner:
-        return GraphRunner(model, context.attention, engine.state, sizes, recorder)
+        return GraphRunner(
+            model, context.attention, engine.state, sizes, recorder, shared_sizes=shared_sizes
+        )
 
     monkeypatch.setattr("minisgl.bootstrap.engine.make_runner", make_runner)
     monkeypatch.setattr("minisgl.engine.engine.RowState", partial(RowState, inbox=True))

@@ -6,7 +6,8 @@ The one module that imports FlashAttention. Nothing is compiled after it has ret
 import inspect
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -17,20 +18,12 @@ from minisgl.errors import UnsupportedBackendError
 from minisgl.plugins import BackendQuery
 from minisgl_attn_fa.backend import FaBackend
 from minisgl_attn_fa.edges import all_reasons, describe
+from minisgl_attn_fa.fa4 import DIRECT, MOST_ROWS, FlashAttention4, Internals
 from minisgl_attn_fa.installed import RELEASES, VersionName, installed_version
-from minisgl_attn_fa.kernels import (
-    FlashAttention2,
-    FlashAttention3,
-    FlashAttention4,
-    Kernel,
-    Launch,
-)
+from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3, Kernel, Launch
 from minisgl_attn_fa.settings import FaSettings
 
 logger = logging.getLogger(__name__)
-
-_MANY_ROWS = 257
-"""From so many rows on, version 4 looks rows up in another way, which is another kernel."""
 
 _MANY_TOKENS = 256
 """Of one row; on Blackwell, version 4 has other kernels for less than two tiles of 128 queries."""
@@ -47,8 +40,9 @@ def create_backend(context: AttentionContext, settings: FaSettings) -> FaBackend
     name = choose_version(settings, query_of(context, capability))
     began = time.perf_counter()
     with torch.cuda.device(context.device):
-        kernel = load(name)
-        warm_up(kernel, context)
+        kernel = load(name, capability)
+        for sample in samples(context):
+            prepare(kernel, sample)
         torch.cuda.synchronize()
     logger.info(
         "%s %s: loaded, and its kernels compiled for prefill and decode, in %.1f s",
@@ -98,22 +92,14 @@ def choose_version(settings: FaSettings, query: BackendQuery) -> VersionName:
     return settings.version
 
 
-def load(name: VersionName) -> Kernel:
-    """Import a version.
+def load(name: VersionName, capability: tuple[int, int]) -> Kernel:
+    """Import a version, for devices of a compute capability.
 
     Raises:
         UnsupportedBackendError: it is not the one that its distribution's version says.
     """
     if name == "fa4":
-        from flash_attn.cute.interface import flash_attn_varlen_func
-
-        return FlashAttention4(
-            _checked(
-                name,
-                flash_attn_varlen_func,
-                ("cu_seqlens_q", "seqused_k", "page_table", "softmax_scale", "window_size"),
-            )
-        )
+        return _load_4(capability)
     if name == "fa3":
         from flash_attn_interface import flash_attn_with_kvcache
 
@@ -140,6 +126,21 @@ def load(name: VersionName) -> Kernel:
     )
 
 
+def _load_4(capability: tuple[int, int]) -> FlashAttention4:
+    from flash_attn.cute import interface
+
+    varlen = _checked(
+        "fa4",
+        interface.flash_attn_varlen_func,
+        ("cu_seqlens_q", "seqused_k", "page_table", "softmax_scale", "window_size"),
+    )
+    if capability[0] != 9 or installed_version("fa4") not in DIRECT:
+        return FlashAttention4(varlen)
+    from flash_attn.cute.utils import AuxData
+
+    return FlashAttention4(varlen, Internals(interface, AuxData()))
+
+
 def _checked(
     name: VersionName, function: Callable[..., Any], parameters: Sequence[str]
 ) -> Callable[..., Any]:
@@ -154,26 +155,55 @@ def _checked(
     return function
 
 
-def warm_up(kernel: Kernel, context: AttentionContext) -> None:
-    """Run one launch of every kind that an engine may ask for, on pages of zeros."""
-    windows = (None, 16) if context.sliding_window else (None,)
-    pages = 2
-    shape = (pages, context.page_size, context.num_kv_heads, context.head_dim)
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One launch of a kind that an engine may ask for, on random numbers.
+
+    Attributes:
+        q: ``[T, q_heads, head_dim]``.
+        k, v: ``[2, page_size, kv_heads, head_dim]``.
+        launch: its rows, all on page 1.
+        layer: with a window or without.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    launch: Launch
+    layer: AttentionLayerSpec
+
+
+def samples(context: AttentionContext) -> Iterator[Sample]:
+    """Yield a launch of every kind."""
+    random = torch.Generator(context.device).manual_seed(0)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        values = torch.randn(shape, generator=random, device=context.device)
+        return values.to(context.dtype)
+
+    page = (2, context.page_size, context.num_kv_heads, context.head_dim)
+    k, v = numbers(*page), numbers(*page)
+    for window in (None, 16) if context.sliding_window else (None,):
+        layer = AttentionLayerSpec(
+            index=0,
+            num_q_heads=context.num_q_heads,
+            num_kv_heads=context.num_kv_heads,
+            head_dim=context.head_dim,
+            scale=context.head_dim**-0.5,
+            sliding_window=window,
+        )
+        for launch in _launches(context):
+            q = numbers(launch.num_tokens, context.num_q_heads, context.head_dim)
+            yield Sample(q, k, v, launch, layer)
+
+
+def prepare(kernel: Kernel, sample: Sample) -> None:
+    """Run a launch, so that whatever it needs is compiled, and learn to call that directly."""
+    arguments = sample.q, sample.k, sample.v, sample.launch, sample.layer
     with torch.inference_mode():
-        k, v = (torch.zeros(shape, dtype=context.dtype, device=context.device) for _ in range(2))
-        for window in windows:
-            layer = AttentionLayerSpec(
-                index=0,
-                num_q_heads=context.num_q_heads,
-                num_kv_heads=context.num_kv_heads,
-                head_dim=context.head_dim,
-                scale=context.head_dim**-0.5,
-                sliding_window=window,
-            )
-            for launch in _launches(context):
-                tokens = (launch.num_tokens, context.num_q_heads, context.head_dim)
-                q = torch.zeros(tokens, dtype=context.dtype, device=context.device)
-                kernel.attend(q, k, v, launch, layer)
+        kernel.attend(*arguments)
+        if isinstance(kernel, FlashAttention4):
+            kernel.learn(*arguments)
 
 
 def _launches(context: AttentionContext) -> list[Launch]:
@@ -199,6 +229,6 @@ def _launches(context: AttentionContext) -> list[Launch]:
 
     decode = Launch(num_tokens=2, page_table=first_page(2, 1), kv_lens=ints([1, 1]), most_keys=1)
     launches = [decode, prompts([1]), prompts([1, _MANY_TOKENS])]
-    if context.max_running_requests >= _MANY_ROWS:
-        launches.append(prompts([1] * _MANY_ROWS))
+    if context.max_running_requests > MOST_ROWS:
+        launches.append(prompts([1] * (MOST_ROWS + 1)))
     return launches

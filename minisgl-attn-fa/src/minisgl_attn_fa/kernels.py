@@ -1,4 +1,6 @@
-"""The three FlashAttentions behind one method: attend one layer of a launch.
+"""FlashAttention behind one method, attend one layer of a launch; versions 3 and 2 of it.
+
+Version 4 is in ``fa4.py``.
 
 Each takes pages through a block table, rows of different lengths, and any number of query heads per
 KV head. They differ in how that is spelled:
@@ -68,43 +70,6 @@ class Kernel(Protocol):
         ...
 
 
-class FlashAttention4:
-    """``flash_attn.cute``: compiled by the CuTe DSL when a kind of launch is first met.
-
-    A kind is what ``compile_key`` in its ``interface.py`` lists. To keep them few, no longest
-    length is passed: it would make kinds of short and long prompts.
-    """
-
-    def __init__(self, varlen: Callable[..., Any]) -> None:
-        self._varlen = varlen
-
-    def attend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        launch: Launch,
-        layer: AttentionLayerSpec,
-    ) -> torch.Tensor:
-        """Attend; see ``Kernel``."""
-        assert layer.logit_soft_cap is None, "the cap would be compiled in, at this call"
-        window = layer.sliding_window
-        decode = launch.query_ends is None
-        out, _ = self._varlen(
-            q.unsqueeze(1) if decode else q,
-            k,
-            v,
-            cu_seqlens_q=launch.query_ends,
-            seqused_k=launch.kv_lens,
-            page_table=launch.page_table,
-            softmax_scale=layer.scale,
-            # The one query of a decode row sees all keys: nothing to hide, unless by a window.
-            causal=not decode,
-            window_size=(None, None) if window is None else (window - 1, 0),
-        )
-        return _flat(out, q)
-
-
 class FlashAttention3:
     """``flash_attn_interface``, from the folder ``hopper`` of FlashAttention's sources."""
 
@@ -134,7 +99,7 @@ class FlashAttention3:
             window_size=_window(layer),
             softcap=layer.logit_soft_cap or 0.0,
         )
-        return _flat(out, q)
+        return flat(out, q)
 
 
 class FlashAttention2:
@@ -164,7 +129,7 @@ class FlashAttention2:
             cached = self._with_kvcache(
                 q.unsqueeze(1), k, v, cache_seqlens=launch.kv_lens, **common
             )
-            return _flat(cached, q)
+            return flat(cached, q)
         out: torch.Tensor = self._varlen(
             q,
             k,
@@ -183,5 +148,6 @@ def _window(layer: AttentionLayerSpec) -> tuple[int, int]:
     return (-1, -1) if layer.sliding_window is None else (layer.sliding_window - 1, 0)
 
 
-def _flat(out: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def flat(out: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return an output in the shape that the queries had."""
     return out.view(q.shape)

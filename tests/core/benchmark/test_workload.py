@@ -1,5 +1,6 @@
 """The published workload, to the token; and the flags that describe another one."""
 
+import dataclasses
 import random
 
 import pytest
@@ -41,8 +42,19 @@ def test_a_single_request_has_512_tokens_in_and_out():
     assert [one.max_tokens for one in params] == [512]
 
 
+def test_a_shared_prefix_comes_before_prompts_that_are_drawn_as_ever():
+    plain = Workload(num_prompts=3, input_len=(2, 9), output_len=(1, 4), max_token_id=30)
+    shared = dataclasses.replace(plain, shared_prefix_len=5)
+    (prompts, params), (longer, same) = plain.requests(5), shared.requests(5)
+    assert [one[5:] for one in longer] == prompts
+    assert same == params
+    assert len({tuple(one[:5]) for one in longer}) == 1
+    assert shared.requests(6)[0][0][:5] != longer[0][:5], "a round has a prefix of its own"
+
+
 def test_presets_limit_requests_as_published():
-    for preset in PRESETS.values():
+    for name in ("minisgl-offline", "one-request"):
+        preset = PRESETS[name]
         limits = {"model.max_seq_len": 4096, "scheduler.max_running_requests": 256}
         assert limits.items() <= preset.settings.items()
         assert preset.settings.keys() - limits.keys() <= {"scheduler.policy", "cache.page_size"}

@@ -101,6 +101,20 @@ def test_explain_without_a_gpu(site, run, models):
     assert "To ask for one, give --device cuda." in text
 
 
+def test_explain_says_why_the_backends_that_are_named_cannot_run(plugin_site, site, run, models):
+    plugin_site.add("acme-hnd", plugin_code.attention("hnd", kv_layout="HND"))
+    arguments = ["explain", "attention", "--model", models["Qwen3ForCausalLM"], "--device", "cpu"]
+    problem = "attention.backend='hnd,torch' cannot be a pair: 'hnd' reads pages of layout HND and"
+    text = run(*arguments, "--attention-backend", "hnd,torch").out
+    assert problem in text
+    assert "needs KV layout HND, found NHD" in text
+    named = run(*arguments, "--attention-backend", "hnd,torch", "--json").out
+    assert json.loads(named)["problem"].startswith(problem)
+    for choice in ("auto", "torch"):
+        named = run(*arguments, "--attention-backend", choice, "--json").out
+        assert json.loads(named)["problem"] is None
+
+
 def test_explain_for_a_gpu_that_is_not_here(site, run, models):
     arguments = ["explain", "attention", "--model", models["Qwen3ForCausalLM"], "--json"]
     arguments += ["--device", "cuda", "--dtype", "bfloat16", "--compute-capability"]

@@ -88,6 +88,111 @@ def test_a_pair_and_a_single_name(plugin_site):
     assert names(select_attention(host, query(), "auto,torch")) == ("acme", "torch")
 
 
+def two(plugin_site, first, second):
+    """Offer two backends, ``aaa`` and ``bbb``, with these capabilities."""
+    plugin_site.add("acme-a", plugin_code.attention("aaa", **first))
+    plugin_site.add("acme-b", plugin_code.attention("bbb", **second))
+    return plugin_site.load()
+
+
+NO_PAIR = "attention.backend='aaa,bbb' cannot be a pair: "
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "layout", "message"),
+    [
+        (
+            {"kv_layout": "HND"},
+            {},
+            "NHD",
+            (
+                "'aaa' reads pages of layout HND and 'bbb' of layout NHD, but both read one KV "
+                "pool, whose pages are NHD. Set attention.backend to backends of that layout "
+                "(bbb, torch, triton), or cache.pool to a pool of another one."
+            ),
+        ),
+        (
+            {},
+            {"kv_layout": "HND"},
+            "HND",
+            (
+                "'aaa' reads pages of layout NHD and 'bbb' of layout HND, but both read one KV "
+                "pool, whose pages are HND. Set attention.backend to backends of that layout "
+                "(bbb), or cache.pool to a pool of another one."
+            ),
+        ),
+        (
+            {},
+            {},
+            "HND",
+            (
+                "'aaa' reads pages of layout NHD and 'bbb' of layout NHD, but both read one KV "
+                "pool, whose pages are HND. Set attention.backend to backends of that layout "
+                "(there are none), or cache.pool to a pool of another one."
+            ),
+        ),
+        (
+            {"page_sizes": (256,)},
+            {"page_sizes": (16, 32, 64)},
+            "NHD",
+            (
+                "'aaa' takes pages of 256 tokens and 'bbb' takes pages of 16, 32 or 64 tokens, "
+                "but both read one KV pool, with cache.page_size=16. No page size suits both: "
+                "set attention.backend to one of them, or to others."
+            ),
+        ),
+        (
+            {"page_sizes": (32, 64, 128)},
+            {"page_sizes": (16, 32, 64)},
+            "NHD",
+            (
+                "'aaa' takes pages of 32, 64 or 128 tokens and 'bbb' takes pages of 16, 32 or "
+                "64 tokens, but both read one KV pool, with cache.page_size=16. Set "
+                "cache.page_size to 32 or 64."
+            ),
+        ),
+        (
+            {},
+            {"page_sizes": (128,)},
+            "NHD",
+            (
+                "'aaa' takes pages of any size and 'bbb' takes pages of 128 tokens, but both "
+                "read one KV pool, with cache.page_size=16. Set cache.page_size to 128."
+            ),
+        ),
+    ],
+)
+def test_a_pair_that_cannot_read_one_pool(plugin_site, first, second, layout, message):
+    host = two(plugin_site, first, second)
+    with pytest.raises(UnsupportedBackendError) as caught:
+        select_attention(host, query(kv_layout=layout), "aaa,bbb")
+    assert str(caught.value) == NO_PAIR + message
+
+
+def test_a_pair_of_one_layout_and_page_size(plugin_site):
+    pages = {"page_sizes": (16, 32)}
+    host = two(plugin_site, {"kv_layout": "HND", **pages}, {"kv_layout": "HND", **pages})
+    chosen = select_attention(host, query(kv_layout="HND"), "aaa,bbb")
+    assert names(chosen) == ("aaa", "bbb")
+    assert names(select_attention(host, query(kv_layout="HND"), chosen.choice)) == ("aaa", "bbb")
+
+
+def test_auto_leaves_out_what_does_not_read_the_pool_s_layout(plugin_site):
+    host = two(plugin_site, {"kv_layout": "HND"}, {})
+    chosen = select_attention(host, query())
+    assert names(chosen) == ("bbb", "bbb")
+    assert row_of(chosen.table, "aaa").reason == "needs KV layout HND, found NHD"
+    assert names(select_attention(host, query(), "bbb,auto")) == ("bbb", "bbb")
+    assert not [one for one in chosen.others if "aaa" in one.name]
+
+
+def test_the_pool_s_layout_is_no_requirement_of_experts_or_pools(plugin_site):
+    plugin_site.add("acme", plugin_code.moe())
+    host = plugin_site.load()
+    assert select_moe(host, query(num_experts=4, kv_layout="HND"), "acme").record.name == "acme"
+    assert select_kv_pool(host, query(kv_layout="HND"), "mha").record.name == "mha"
+
+
 def test_one_name_for_both_phases_must_serve_both(plugin_site):
     plugin_site.add("acme", plugin_code.attention(phases=("decode",)))
     with pytest.raises(UnsupportedBackendError) as caught:

@@ -151,6 +151,14 @@ ALIKE = (2, 3, 4, 5, 6, 7, 8, 9)
     set_up=plain(rows=3, budget=40, num_pages=120, shares=True, overlap=True),
     schedule=[Ask(0, (*ALIKE, 2 + place), 12, ignore_eos=True) for place in range(3)],
 )
+@example(  # the row of the second one gets an owner that shares nothing
+    set_up=plain(rows=2, budget=40, num_pages=120, shares=True),
+    schedule=[
+        Ask(0, (*ALIKE, 2), 24, ignore_eos=True),
+        Ask(0, (*ALIKE, 3), 12, ignore_eos=True),
+        Ask(0, (9, 8, 7, 6, 5, 4, 3, 2, 3, 4), 6, ignore_eos=True),
+    ],
+)
 @given(set_up=set_ups(), schedule=schedules(with_aborts=True))
 def test_invariant_22_rows_told_to_share_a_prefix_have_its_pages(
     between_looks: int, set_up: dict[str, Any], schedule: list[Ask]

@@ -22,6 +22,8 @@ class Workload:
         max_token_id: prompts hold ids from 0 to this one.
         temperature: of every request.
         ignore_eos: every answer has the length that was drawn for it.
+        shared_prefix_len: tokens that all prompts of a round begin with, before those of
+            ``input_len``.
     """
 
     num_prompts: int
@@ -30,12 +32,14 @@ class Workload:
     max_token_id: int = 10000
     temperature: float = 0.6
     ignore_eos: bool = True
+    shared_prefix_len: int = 0
 
     def requests(self, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
         """Return the prompts of a round and how each is answered.
 
         The order of the draws is part of the published benchmark: Python's ``random`` gives first
-        every prompt, its length and then its ids, and after that the lengths of all answers.
+        every prompt, its length and then its ids, and after that the lengths of all answers. What
+        prompts share is drawn last.
         """
         draw = random.Random(seed).randint  # noqa: S311
         prompts = [
@@ -50,7 +54,8 @@ class Workload:
             )
             for _ in range(self.num_prompts)
         ]
-        return prompts, params
+        shared = [draw(0, self.max_token_id) for _ in range(self.shared_prefix_len)]
+        return [shared + prompt for prompt in prompts], params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,15 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
         "one-request": Preset(
             workload=Workload(num_prompts=1, input_len=(512, 512), output_len=(512, 512)),
             settings=_LIMITS,
+        ),
+        "shared-prefix": Preset(
+            workload=Workload(
+                num_prompts=64,
+                shared_prefix_len=8192,
+                input_len=(128, 128),
+                output_len=(256, 256),
+            ),
+            settings={"model.max_seq_len": 10240, "scheduler.max_running_requests": 64},
         ),
     }
 )

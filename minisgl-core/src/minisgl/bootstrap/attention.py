@@ -1,22 +1,70 @@
-"""From the chosen records to one attention backend for all launches."""
+"""The KV pool, and from the chosen records to one attention backend for all launches."""
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from minisgl.attention.by_rows import DecodeByRows
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
+from minisgl.bootstrap.measurements import load_measurements
 from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
-from minisgl.kvcache.interface import KVCachePool
+from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.plugins.failure import creating
-from minisgl.plugins.selection import AttentionSelection, OtherBackend
+from minisgl.plugins.records import KVPoolRecord
+from minisgl.plugins.selection import (
+    AttentionSelection,
+    OtherBackend,
+    Selection,
+    select_attention,
+    select_kv_pool,
+)
 
 if TYPE_CHECKING:
     from minisgl.bootstrap.engine import Site
 
 logger = logging.getLogger(__name__)
+
+
+PoolSelection = Selection[KVPoolRecord[Any]]
+
+
+def create_pool(site: "Site") -> tuple[KVCachePool, PoolSelection]:
+    """Create the KV pool that the settings choose, still without memory.
+
+    Raises:
+        MinisglError: it cannot be chosen, or not be created.
+    """
+    settings = site.settings
+    spec = KVPoolSpec(
+        num_layers=site.config.num_layers,
+        num_kv_heads=site.query.num_kv_heads,
+        head_dim=site.config.head_dim,
+        page_size=site.query.page_size,
+        dtype=site.dtype,
+        device=site.device,
+    )
+    chosen = select_kv_pool(site.host, site.query, settings.cache.pool, settings.backend_options)
+    with creating("cache.pool", chosen.choice):
+        return chosen.record.create(spec, chosen.settings), chosen
+
+
+def choose_attention(site: "Site", pool: PoolSelection) -> AttentionSelection:
+    """Choose attention backends that read pages as the pool has them.
+
+    Raises:
+        MinisglError: see ``select_attention``.
+    """
+    settings = site.settings
+    return select_attention(
+        site.host,
+        replace(site.query, kv_layout=pool.record.capabilities.kv_layout),
+        settings.attention.backend,
+        settings.backend_options,
+        load_measurements(settings, site.query.dtype, site.device),
+    )
 
 
 def create_attention(

@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 
 import torch
 
 from minisgl.attention.split import SplitBackend
-from minisgl.bootstrap.attention import create_attention
-from minisgl.bootstrap.measurements import load_measurements
+from minisgl.bootstrap.attention import choose_attention, create_attention, create_pool
 from minisgl.bootstrap.memory import (
     make_prefill_graphs,
     make_runner,
@@ -26,7 +26,6 @@ from minisgl.engine.memory_plan import MemoryPlan
 from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError, UnsupportedBackendError
 from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
-from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.layers.base import shard_size
 from minisgl.layers.context import BuildContext
 from minisgl.models.checkpoint import Checkpoint, open_checkpoint
@@ -45,8 +44,6 @@ from minisgl.plugins.records import BackendQuery
 from minisgl.plugins.selection import (
     AUTO,
     explain_ops,
-    select_attention,
-    select_kv_pool,
     select_moe,
     select_ops,
 )
@@ -88,27 +85,22 @@ def build_engine(
     """
     began = time.perf_counter()
     communicator = communicator or SingleCommunicator()
-    host, settings = site.host, site.settings
-    pool, pool_rows = _create_pool(site)
-    chosen = select_attention(
-        host,
-        site.query,
-        settings.attention.backend,
-        settings.backend_options,
-        load_measurements(settings, site.query.dtype, site.device),
-    )
+    settings = site.settings
+    pool, chosen_pool = create_pool(site)
+    chosen = choose_attention(site, chosen_pool)
     mixed = chosen.prefill.capabilities.mixed_batches
     if settings.scheduler.launch == "mixed" and not mixed:
         raise UnsupportedBackendError(
             f"scheduler.launch='mixed': attention backend {chosen.prefill.name!r} takes no decode "
             "and prefill rows in one launch; set scheduler.launch to auto or split"
         )
-    ops, jit = select_ops(host, site.query), JitLoader(site.device)
+    ops, jit = select_ops(site.host, site.query), JitLoader(site.device)
     attention = create_attention(site, pool, chosen, ops, jit)
     if site.device.type == "cuda":
         attention = SplitBackend(attention)  # for prefills that are recorded
     moe, moe_rows = _create_moe(site, jit)
-    log_decisions([*site.model.table, *chosen.table, *moe_rows, *pool_rows, *_op_rows(site)])
+    tables = site.model.table, chosen.table, moe_rows, chosen_pool.table, _op_rows(site)
+    log_decisions(chain.from_iterable(tables))
     if site.model.warning:
         logger.warning("%s", site.model.warning)
     context = BuildContext(
@@ -251,21 +243,6 @@ def _max_seq_len(settings: Settings, config: ModelFacts) -> int:
             f"{config.architecture} was made for; lower it, or leave it out"
         )
     return wanted
-
-
-def _create_pool(site: Site) -> tuple[KVCachePool, tuple[Decision, ...]]:
-    settings = site.settings
-    spec = KVPoolSpec(
-        num_layers=site.config.num_layers,
-        num_kv_heads=site.query.num_kv_heads,
-        head_dim=site.config.head_dim,
-        page_size=site.query.page_size,
-        dtype=site.dtype,
-        device=site.device,
-    )
-    chosen = select_kv_pool(site.host, site.query, settings.cache.pool, settings.backend_options)
-    with creating("cache.pool", chosen.choice):
-        return chosen.record.create(spec, chosen.settings), chosen.table
 
 
 def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[Decision, ...]]:

@@ -1,12 +1,15 @@
-"""``minisgl plugins explain``: what ``auto`` would choose for a model, and why not the others."""
+"""``minisgl plugins explain``: what ``auto`` would choose for a model, and why not the others.
+
+If the settings name attention backends that cannot run, or that cannot be a pair, it says so too.
+"""
 
 import argparse
 import json
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from minisgl.errors import SettingsError
+from minisgl.errors import SettingsError, UnsupportedBackendError
 from minisgl.plugins import BackendQuery
 from minisgl.plugins.decisions import Decision, format_decisions
 from minisgl.plugins.host import PluginHost
@@ -14,7 +17,14 @@ from minisgl.plugins.lazy import load_object
 from minisgl.plugins.measurements import Measurements
 from minisgl.plugins.model_selection import ModelSelection, select_model
 from minisgl.plugins.query import build_query
-from minisgl.plugins.selection import explain_attention, explain_moe, explain_ops
+from minisgl.plugins.selection import (
+    AUTO,
+    explain_attention,
+    explain_moe,
+    explain_ops,
+    select_attention,
+    select_kv_pool,
+)
 from minisgl.settings import Settings
 
 
@@ -23,9 +33,11 @@ def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> i
     query, model = _query(settings, host, args.compute_capability)
     measured = _measurements(settings, query) if args.kind == "attention" else None
     table = model.table if args.kind == "model" else _decide(args.kind, host, query, measured)
+    problem = _problem(settings, host, query) if args.kind == "attention" else None
     if args.json:
         decisions = [asdict(row) for row in table]
-        print(json.dumps({"query": asdict(query), "decisions": decisions}, indent=2))
+        answer = {"query": asdict(query), "decisions": decisions, "problem": problem}
+        print(json.dumps(answer, indent=2))
         return 0
     capability = query.compute_capability
     shown = "none" if capability is None else f"{capability[0]}.{capability[1]}"
@@ -35,6 +47,8 @@ def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> i
         f" {query.head_dim}, {query.num_experts} experts"
     )
     print(format_decisions(table))
+    if problem is not None:
+        print(problem)
     if args.kind == "model" and model.warning:
         print(f"{model.warning}.")
     if measured is not None and query.device == "cuda" and not _gpu_is_here():
@@ -71,6 +85,17 @@ def _decide(
     return explain_ops(host, query, [entry.name for entry in fields(OpTable)])
 
 
+def _problem(settings: Settings, host: PluginHost, query: BackendQuery) -> str | None:
+    """Return why the attention backends that the settings name cannot run, if they cannot."""
+    if settings.attention.backend == AUTO:
+        return None  # which the table is about
+    try:
+        select_attention(host, query, settings.attention.backend, settings.backend_options)
+    except UnsupportedBackendError as error:
+        return str(error)
+    return None
+
+
 def _query(
     settings: Settings, host: PluginHost, capability: str | None
 ) -> tuple[BackendQuery, ModelSelection]:
@@ -98,7 +123,8 @@ def _query(
         page_size=settings.cache.page_size,
         tensor_parallel_size=settings.parallel.tensor_parallel_size,
     )
-    return query, model
+    pool = select_kv_pool(host, query, settings.cache.pool, settings.backend_options)
+    return replace(query, kv_layout=pool.record.capabilities.kv_layout), model
 
 
 def _device(device: str) -> tuple[str, tuple[int, int] | None]:

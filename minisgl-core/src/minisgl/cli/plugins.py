@@ -22,8 +22,8 @@ _QUERY = (
         "model.cache_dir",
         "engine.device",
     ),
-    *("attention.measurements", "cache.page_size", "scheduler.max_running_requests"),
-    "parallel.tensor_parallel_size",
+    *("attention.backend", "attention.measurements", "cache.page_size", "cache.pool"),
+    *("scheduler.max_running_requests", "parallel.tensor_parallel_size"),
 )
 _KINDS = ("model", "attention", "moe", "ops")
 

@@ -38,7 +38,10 @@ class KVPoolSpec:
 
 
 class KVCachePool(ABC):
-    """K and V of every layer, in pages, layout ``NHD``.
+    """K and V of every layer, in pages.
+
+    Their layout is ``NHD``, unless the pool's record declares another one: then ``layer`` returns
+    pages of that, and only attention backends whose records declare the same are chosen.
 
     The pool is created before its size is known (models and backends hold a reference to it) and
     ``allocate`` gives it memory once the memory plan has counted everything else.

@@ -22,9 +22,11 @@ def unmet_requirement(
         ("page size", capabilities.page_sizes, query.page_size),
         ("head dim", capabilities.head_dims, query.head_dim),
     ]
+    if phase != "any":  # which is asked of attention alone: of what reads the pool
+        choices.append(("KV layout", (capabilities.kv_layout,), query.kv_layout))
     for what, allowed, found in choices:
         if allowed is not None and found not in allowed:
-            return f"needs {what} {_alternatives(allowed)}, found {found}"
+            return f"needs {what} {alternatives(allowed)}, found {found}"
     if query.device == "cuda" and capabilities.min_compute_capability is not None:
         needed = capabilities.min_compute_capability
         if query.compute_capability is None or query.compute_capability < needed:
@@ -37,7 +39,7 @@ def unmet_requirement(
     return None
 
 
-def _alternatives(allowed: tuple[object, ...]) -> str:
+def alternatives(allowed: tuple[object, ...]) -> str:
     """Write ``8, 16 or 32``."""
     words = [str(value) for value in allowed]
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "none"

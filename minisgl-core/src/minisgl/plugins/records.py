@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Phase = Literal["prefill", "decode"]
 
+KVLayout = Literal["NHD", "HND"]
+"""How K and V lie within a page: by token and then by head, or by head and then by token."""
+
 
 class NoSettings(BaseModel):
     """The settings class of a backend that has none."""
@@ -41,6 +44,7 @@ class BackendQuery:
         dtype: of activations, such as ``bfloat16``.
         kv_dtype: of stored K and V.
         page_size: tokens a page.
+        kv_layout: of the KV pool's pages.
         num_q_heads, num_kv_heads, head_dim: of one rank.
         sliding_window: whether any layer uses one.
         logit_soft_cap: whether any layer uses one.
@@ -60,6 +64,7 @@ class BackendQuery:
     logit_soft_cap: bool = False
     num_experts: int = 0
     tensor_parallel_size: int = 1
+    kv_layout: KVLayout = "NHD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ class Capabilities:
     Attributes:
         phases: of ``prefill`` and ``decode``.
         page_sizes, dtypes, kv_dtypes, head_dims: the values it takes.
+        kv_layout: of the pages that an attention backend reads, or that a KV pool has.
         devices: torch device types.
         min_compute_capability: of CUDA devices.
         cuda_graphs: whether decode can be captured.
@@ -99,6 +105,7 @@ class Capabilities:
 
     phases: tuple[Phase, ...] = ("prefill", "decode")
     page_sizes: tuple[int, ...] | None = None
+    kv_layout: KVLayout = "NHD"
     dtypes: tuple[str, ...] | None = None
     kv_dtypes: tuple[str, ...] | None = None
     head_dims: tuple[int, ...] | None = None

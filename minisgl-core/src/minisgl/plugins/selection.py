@@ -15,6 +15,7 @@ from minisgl.plugins.host import PluginHost
 from minisgl.plugins.judging import Verdict, judge, mark_best
 from minisgl.plugins.measurements import Measurements
 from minisgl.plugins.options import Options, settings_of, validate_backend_options
+from minisgl.plugins.pairs import check_pair
 from minisgl.plugins.records import (
     AttentionBackendRecord,
     BackendQuery,
@@ -95,12 +96,15 @@ def select_attention(
 
     Raises:
         UnknownBackendError, AmbiguousBackendError: the choice names none, or several.
-        UnsupportedBackendError: the chosen one, or with ``auto`` every one, cannot run here.
+        UnsupportedBackendError: the chosen one, or with ``auto`` every one, cannot run here; or two
+            that are named cannot read one KV pool.
         SettingsError: ``backend_options`` are wrong.
     """
     options = backend_options or {}
     validate_backend_options(host, options)
     for_prefill, comma, for_decode = choice.partition(",")
+    if comma and AUTO not in {for_prefill, for_decode}:
+        check_pair(host.attention, query, for_prefill, for_decode)
     prefill, before = _choose(
         host.attention, "attention", query, for_prefill, "prefill", measured=measured
     )

@@ -146,7 +146,7 @@ class AttentionSettings(Section):
         " ranks attention backends by it; by default, by what their plugins say.",
     )
     shared_prefix_mib: float = Field(
-        64.0,
+        128.0,
         ge=0,
         allow_inf_nan=False,
         description="Decode rows attend to a cached prefix that they share once, if that saves "

@@ -22,6 +22,7 @@ _OF_A_WORKLOAD = {
     "num_prompts": "--num-prompts",
     "input_len": "--input-len",
     "output_len": "--output-len",
+    "shared_prefix_len": "--shared-prefix-len",
     "max_token_id": "--max-token-id",
     "temperature": "--temperature",
     "ignore_eos": "--ignore-eos",
@@ -36,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--preset", choices=tuple(PRESETS),
         help="minisgl-offline: 256 prompts of 100 to 1024 tokens, as many out, at most 4096 tokens "
-        "a request and 256 running; one-request: one of 512 tokens in and 512 out",
+        "a request and 256 running; one-request: one of 512 tokens in and 512 out; shared-prefix: "
+        "64 prompts that begin with the same 8192 tokens, 128 of their own and 256 out",
     )  # fmt: skip
     group.add_argument("--num-prompts", type=number, metavar="N", help="prompts of a round")
     group.add_argument(
@@ -45,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output-len", type=token_range, metavar="MIN:MAX", help="tokens of an answer"
     )
+    group.add_argument(
+        "--shared-prefix-len", type=number, metavar="N",
+        help="tokens that all prompts of a round begin with, before their own (default: 0)",
+    )  # fmt: skip
     group.add_argument(
         "--max-token-id", type=number, metavar="N", help="prompts hold random ids from 0 to N"
     )

@@ -22,7 +22,7 @@ from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
 _LOG2_E = 1.4426950408889634
-_MOST_SPLITS = 16
+_MOST_SPLITS = 32
 
 
 def shared_decode(
@@ -77,16 +77,17 @@ def choose_prefix_splits(
     """Return into how many shares a prefix is cut: as if all rows were one group."""
     queries = _tile(dtype, num_rows * group, group)[0]
     programs = num_kv_heads * -(-num_rows // (queries // group))
-    return max(1, min(_MOST_SPLITS, -(-2 * num_multiprocessors // programs)))
+    # All programs at once, two on a multiprocessor: one more would wait for all the others.
+    return max(1, min(_MOST_SPLITS, 2 * num_multiprocessors // programs))
 
 
 def _tile(dtype: torch.dtype, num_queries: int, group: int) -> tuple[int, int, int, int]:
     """Return queries and keys of a program's step, warps and pipeline stages."""
-    least = max(16, triton.next_power_of_2(group))
+    least = triton.next_power_of_2(group)
     if dtype == torch.float32:
         return max(32, least), 32, 4, 2
-    queries = max(least, min(64, triton.next_power_of_2(num_queries)))
-    return queries, 64, 4, 3
+    # With 64 queries Hopper's own matrix instructions are used, even if fewer are there.
+    return (max(64, least), 64, 4, 3) if num_queries > 64 else (64, 128, 4, 2)
 
 
 @dispatched
