@@ -5,9 +5,9 @@ import logging
 import pytest
 import torch
 
+from minisgl import LLM, SamplingParams
 from minisgl.bootstrap.measurements import device_name
 from minisgl.errors import SettingsError
-from minisgl import LLM, SamplingParams
 from support.measured_cells import cell, write_measurements
 from support.tiny_models import write_tiny_model
 
