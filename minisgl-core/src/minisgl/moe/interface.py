@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -34,6 +35,23 @@ class MoeContext:
     jit: JitLoader = field(default_factory=JitLoader)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What ``minisgl tune moe`` asks of a backend that can be tuned.
+
+    Attributes:
+        tokens: numbers of tokens to tune for; ``None`` leaves them to the backend.
+        folder: where the result is written; ``None`` for where the backend looks for it.
+        time_limit_s: end the search then, with the best that was found; ``None`` for no limit.
+        progress: show a progress bar.
+    """
+
+    tokens: tuple[int, ...] | None = None
+    folder: Path | None = None
+    time_limit_s: float | None = None
+    progress: bool = True
+
+
 class MoeBackend(ABC):
     """Runs the routed experts of one layer."""
 
@@ -56,7 +74,8 @@ class MoeBackend(ABC):
 
         Args:
             hidden: ``[T, hidden_size]``.
-            router_logits: ``[T, num_experts]``; the softmax over all experts is taken in float32.
+            router_logits: ``[T, num_experts]``; the softmax over all experts is taken in float32,
+                and of equally likely experts those of lower numbers are chosen.
             gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``, gate rows first.
             down: ``[num_experts, hidden_size, intermediate_size]``.
             renormalize: divide the chosen experts' weights by their sum.

@@ -25,7 +25,9 @@ class TorchMoeBackend(MoeBackend):
         renormalize: bool,
     ) -> torch.Tensor:
         """Route, then run each expert on its tokens; see the interface for shapes."""
-        weights, chosen = router_logits.float().softmax(dim=-1).topk(self._top_k, dim=-1)
+        # Not topk, which leaves open which of two equals it takes: bfloat16 logits often are equal.
+        order = router_logits.float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        weights, chosen = (part[:, : self._top_k] for part in order)
         if renormalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = weights.to(hidden.dtype)
