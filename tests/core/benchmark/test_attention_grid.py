@@ -269,6 +269,21 @@ def test_the_grid_of_a_cpu_runs_and_is_drawn(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_was_kept_is_shown_and_drawn_again(tmp_path, capsys):
+    """Catches: a file that does not hold all that its tables say."""
+    pytest.importorskip("matplotlib")
+    run(tmp_path, "--cases", f"{DECODE},{PREFILL}", "--backends", "torch")
+    tables = capsys.readouterr().out.partition("2 cases on torch")[2].partition("\n\n2 cells")[0]
+    line = ["bench", "kernels", "--attention", "--read", str(tmp_path / "out.json")]
+    assert main([*line, "--picture", str(tmp_path / "again.png")]) == 0
+    shown = capsys.readouterr().out.partition("2 cases on torch")[2]
+    assert shown.strip() == tables.strip()
+    assert "torch" in shown
+    assert (tmp_path / "again.png").read_bytes().startswith(b"\x89PNG")
+    assert main([*line[:-1], str(tmp_path / "none.json")]) == 2
+    assert "--read='" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -276,6 +291,7 @@ def test_the_grid_of_a_cpu_runs_and_is_drawn(tmp_path):
         (["--attention", "--only", "ops"], "leave --only out"),
         (["--attention", "--cases", DECODE, "--contexts", "5"], "leave --contexts out"),
         (["--attention", "--cases", DECODE, "--rows", "5"], "leave --rows out"),
+        (["--attention", "--read", "x.json", "--rows", "5"], "leave all but --picture out"),
         (["--attention", "--phases", "verify"], "unknown name 'verify'"),
         (["--attention", "--models", "Qwen3-14"], "Nearest: 'Qwen3-14B'"),
         (["--attention", "--prompts", "5"], "'5' is no prefill"),

@@ -89,3 +89,22 @@ def test_offline_and_kernels_run_on_the_card(tmp_path):
     assert failed == {}
     by_triton = {one["case"] for one in record["ops"] if one["implementation"] == "triton"}
     assert by_triton == {one["case"] for one in record["ops"]}
+
+
+def test_every_backend_attends_rightly_in_the_grid_of_a_card(tmp_path):
+    """Catches: outputs of a replayed graph that are not those of its last replay."""
+    path = tmp_path / "grid.json"
+    line = ["bench", "kernels", "--attention", "--quick", "--models", "Qwen3-0.6B,Qwen3-14B"]
+    line += ["--page-sizes", "16,64", "--rows", "1,33", "--contexts", "700", "--prompts"]
+    assert main([*line, "1x300,2x100+256", "--json", str(path)]) == 0
+    cells = json.loads(path.read_text())["cells"]
+    bad = {
+        f"{one['case']} by {one['backend']}": one["reason"]
+        for one in cells
+        if one["status"] in ("wrong", "failed")
+    }
+    assert bad == {}
+    measured = [one for one in cells if one["backend"] == "minisgl-core:triton"]
+    assert [one["status"] for one in measured] == ["ok"] * 16
+    assert {one["clock"] for one in measured if one["phase"] == "decode"} == {"graph"}
+    assert all(one["error"] > 0 for one in measured)

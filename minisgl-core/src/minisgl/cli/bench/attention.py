@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ from minisgl.cli.bench.attention_table import format_group, format_head, format_
 from minisgl.cli.bench.numbers import names, number, numbers
 from minisgl.cli.bench.output import check_writable, write_cells
 from minisgl.errors import SettingsError
-from minisgl.plugins.measurements import FORMAT
+from minisgl.plugins.measurements import FORMAT, read_measurements
 from minisgl.settings import ResolvedSettings
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from minisgl.plugins.host import PluginHost
 
 _GRID_FLAGS: Final = (
-    "phases", "contexts", "prompts", "page_sizes", "models", "picture", "time_limit", "memory_gib",
+    "phases", "contexts", "prompts", "page_sizes", "models", "read", "picture", "time_limit",
+    "memory_gib",
 )  # fmt: skip
 _MEMORY_GIB: Final = 24.0
 _MEMORY_SHARE: Final = 0.6
@@ -68,6 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{_MEMORY_SHARE:.0%}% of what is free)",
     )  # fmt: skip
     group.add_argument(
+        "--read", type=Path, metavar="FILE",
+        help="measure nothing: print the tables of what --json wrote, and draw its --picture",
+    )  # fmt: skip
+    group.add_argument(
         "--picture", type=Path, metavar="FILE.png",
         help="draw a heat map of the grid; needs minisgl-core[bench]",
     )  # fmt: skip
@@ -89,7 +95,10 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise SettingsError(f"{given[0]} is about the grid of attention; add --attention")
     if args.attention and args.only is not None:
         raise SettingsError("--attention measures attention alone; leave --only out")
-    shape = [flag for flag in given if flag not in ("--picture", "--time-limit", "--memory-gib")]
+    others = [flag for flag in given if flag not in ("--read", "--picture")]
+    if args.read is not None and (others or args.cases or args.rows or args.json):
+        raise SettingsError("--read measures nothing; leave all but --picture out")
+    shape = [flag for flag in others if flag not in ("--time-limit", "--memory-gib")]
     if args.cases and args.attention and (shape or args.rows):
         raise SettingsError(f"--cases replaces the grid; leave {(shape or ['--rows'])[0]} out")
 
@@ -151,6 +160,33 @@ def run_grid(
         from minisgl.benchmark.attention_picture import draw
 
         draw(cells, environment["device"]["name"], args.picture)
+    return 0
+
+
+def show_file(path: Path, picture: Path | None) -> int:
+    """Print the tables of a run that was kept, and draw it.
+
+    Raises:
+        SettingsError: the file holds no such run.
+    """
+    import json
+
+    from minisgl.benchmark.attention_cells import read_cells
+
+    read_measurements(path, setting="--read")  # says what is wrong with a file
+    record = json.loads(path.read_text(encoding="utf-8"))
+    cells = read_cells(record)
+    backends = list(dict.fromkeys(cell.backend for cell in cells))
+    num_cases = len({str(cell.case) for cell in cells})
+    print(f"{record['device']['name']}, {record['date'][:10]}: {record['command']}")
+    print(format_head(backends, record["refused"], num_cases))
+    for _, group in groupby(cells, key=lambda cell: _group_of(cell.part, cell.case)):
+        print(format_group(list(group), backends))
+    print(format_reasons(cells, backends))
+    if picture is not None:
+        from minisgl.benchmark.attention_picture import draw
+
+        draw(cells, record["device"]["name"], picture)
     return 0
 
 

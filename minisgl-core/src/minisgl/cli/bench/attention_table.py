@@ -56,7 +56,7 @@ def _cell(cell: "Cell", *, best: bool) -> str:
     if cell.rate is None or cell.fraction is None:
         return _shown(cell.status)
     rate = cell.rate / 1e12
-    precise = f"{rate:.0f}" if rate >= 10 else f"{rate:.3g}"
+    precise = f"{rate:.0f}" if rate >= 10 else f"{rate:.2f}" if rate >= 0.1 else f"{rate:.2g}"
     text = f"{'*' if best else ''}{precise} {cell.fraction:>4.0%}"
     return text if cell.status == "ok" else f"WRONG {text}"
 

@@ -63,6 +63,8 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     """Measure the ceilings, then each case, and print it as it comes."""
     check_writable("--json", args.json)
     attention.check_arguments(args)
+    if args.read is not None:
+        return attention.show_file(args.read, args.picture)
     if args.attention:
         host, target, environment = _prepare(args, resolved)
         return attention.run_grid(args, resolved, host, target, environment)
