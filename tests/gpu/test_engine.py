@@ -117,10 +117,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def backends() -> list[str]:
-    """Attention backends that are installed here, by name."""
+    """Attention backends that are installed here, by name; those of decode alone as a pair."""
     from minisgl.plugins.host import load_plugins
 
-    return sorted(offer.name for offer in load_plugins().attention)
+    offers = load_plugins().attention
+    return sorted(
+        offer.name if "prefill" in offer.record.capabilities.phases else f"triton,{offer.name}"
+        for offer in offers
+    )
 
 
 @pytest.fixture(params=[None, 0], ids=["graphs", "eager"])

@@ -31,7 +31,7 @@ from minisgl.plugins.host import load_plugins
 from minisgl.settings import Settings
 
 CPU = torch.device("cpu")
-DECODE, PREFILL = "decode:4x5-30:4/2x16:p4", "prefill:2x7-12+8:4/2x16:p4"
+DECODE, PREFILL = "decode:4x5-30:4/2x16:p4", "prefill:2x7-12+9:4/2x16:p4"
 SHARED = "decode:3x2-9+8:4/2x16:p4"
 COMMAND = ("bench", "kernels", "--attention", "--quick", "--log-level", "error")
 
@@ -116,6 +116,14 @@ def test_flags_narrow_the_grid():
     ]  # fmt: skip
 
 
+def test_any_page_size_can_be_measured():
+    grid = replace(default_grid(torch.device("cuda")), page_sizes=(48,))
+    cases = [str(case) for _, case in grid.cases()]
+    assert "prefill:1x512+8192:16/8x128:p48" in cases
+    assert "decode:64x8448:16/8x128:p48" in cases
+    assert "decode:64x256+8192:16/8x128:p48" not in cases, "48 does not divide what is shared"
+
+
 def test_models_of_equal_heads_are_measured_once():
     assert list(map(str, heads_of(MODELS).values())) == [
         "16/8x128", "40/8x128", "32/4x128", "32/8x128",
@@ -133,7 +141,10 @@ def test_prompts_read_as_they_are_written():
 
 
 def test_tokens_before_a_prefill_are_attended_to_and_not_computed():
-    case = parse_case("prefill:2x3+8:4/2x16:p4")
+    case = parse_case("prefill:2x3+8:4/2x16:p4")  # also of other lengths than whole pages
+    uneven = make_batch(parse_case("prefill:2x3+6:4/2x16:p4"), CPU)
+    assert uneven.positions.tolist() == [6, 7, 8] * 2
+    assert len(set(uneven.page_table.flatten().tolist())) == 6
     assert case.flops() == 2 * 4 * (9 + 10 + 11) * 4 * 16
     assert case.kv_bytes(2) == 2 * 11 * 2 * 2 * 16 * 2
     batch = make_batch(case, CPU)
@@ -153,7 +164,9 @@ def test_decode_rows_share_the_pages_of_their_prefix():
     assert sorted(others + table[0][:2]) == list(range(1, count_pages(case) + 1))
     assert case.kv_bytes(2) == 2 * (8 + int(case.own_lens().sum())) * 2 * 16 * 2
     assert batch.kv_lens.tolist() == (case.own_lens() + 8).tolist()
-    with pytest.raises(SettingsError, match="not of whole pages"):
+    with pytest.raises(
+        SettingsError, match="rows share whole pages; 7 tokens are no multiple of 4"
+    ):
         parse_case("decode:3x2-9+7:4/2x16:p4")
 
 

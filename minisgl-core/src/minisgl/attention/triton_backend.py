@@ -123,10 +123,7 @@ class TritonAttentionBackend(AttentionBackend):
         assert plan.decode is not None
         if plan.shared is None or scores.window:
             return kernels.paged_decode(q, *pool, plan.decode, scores, plan.num_splits)
-        group = q.shape[1] // self._num_kv_heads
-        splits = choose_prefix_splits(
-            len(q), group, self._num_kv_heads, self._multiprocessors, q.dtype
-        )
+        splits = choose_prefix_splits(q, self._num_kv_heads, self._multiprocessors)
         shared = plan.shared.members, plan.shared.groups, plan.shared.starts
         return shared_decode(q, *pool, plan.decode, scores, shared, (splits, plan.num_splits))
 

@@ -281,22 +281,26 @@ def make_batch(case: AttentionCase, device: torch.device) -> Batch:
 
 def count_pages(case: AttentionCase) -> int:
     """Return the pages that the rows of a case hold, those of a shared prefix once."""
-    own = int((-(-case.own_lens() // case.page_size)).sum())
-    prefixes = 1 if case.phase == "decode" else case.num_rows
-    return own + prefixes * (case.prefix // case.page_size)
+    return _shared_pages(case) + int(_own_pages(case).sum())
+
+
+def _shared_pages(case: AttentionCase) -> int:
+    return case.prefix // case.page_size if case.phase == "decode" else 0
+
+
+def _own_pages(case: AttentionCase) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Return how many pages each row has to itself, int32 ``[rows]``."""
+    return -(-case.kv_lens() // case.page_size) - np.int32(_shared_pages(case))
 
 
 def _page_table(case: AttentionCase) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
     """Return the pages of each row, in random order; decode rows begin with the same prefix."""
     pages = np.random.default_rng(0).permutation(np.arange(1, count_pages(case) + 1))
-    of_prefix = case.prefix // case.page_size
-    pages_of = -(-case.own_lens() // case.page_size)
-    table = np.zeros((case.num_rows, of_prefix + int(pages_of.max())), dtype=np.int32)
-    taken = 0
-    for row, count in enumerate(pages_of.tolist()):
-        if of_prefix and (row == 0 or case.phase == "prefill"):
-            table[row:, :of_prefix] = pages[taken : taken + of_prefix]
-            taken += of_prefix
-        table[row, of_prefix : of_prefix + count] = pages[taken : taken + count]
+    shared, own_pages = _shared_pages(case), _own_pages(case)
+    table = np.zeros((case.num_rows, shared + int(own_pages.max())), dtype=np.int32)
+    table[:, :shared] = pages[:shared]
+    taken = shared
+    for row, count in enumerate(own_pages.tolist()):
+        table[row, shared : shared + count] = pages[taken : taken + count]
         taken += count
     return table

@@ -55,7 +55,7 @@ def shared_decode(
     group = num_q_heads // num_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shares = Shares.allocate(q, splits[1], splits[0], starts)
-    queries, keys, warps, stages = _tile(q.dtype, num_rows * group, group)
+    queries, keys, warps, stages = _tile(q.dtype, num_rows * group, group, head_dim)
     # As many as there can be, with two rows in a group at least.
     num_tiles = min(num_rows // (queries // group) + groups.shape[0], max(1, num_rows // 2))
     _prefix_kernel[(num_kv_heads, num_tiles, splits[0])](
@@ -71,21 +71,25 @@ def shared_decode(
     return out
 
 
-def choose_prefix_splits(
-    num_rows: int, group: int, num_kv_heads: int, num_multiprocessors: int, dtype: torch.dtype
-) -> int:
-    """Return into how many shares a prefix is cut: as if all rows were one group."""
-    queries = _tile(dtype, num_rows * group, group)[0]
+def choose_prefix_splits(q: torch.Tensor, num_kv_heads: int, num_multiprocessors: int) -> int:
+    """Return into how many shares a prefix is cut: as if all rows, ``q``'s, were one group."""
+    num_rows, num_q_heads, head_dim = q.shape
+    group = num_q_heads // num_kv_heads
+    queries = _tile(q.dtype, num_rows * group, group, head_dim)[0]
     programs = num_kv_heads * -(-num_rows // (queries // group))
     # All programs at once, two on a multiprocessor: one more would wait for all the others.
     return max(1, min(_MOST_SPLITS, 2 * num_multiprocessors // programs))
 
 
-def _tile(dtype: torch.dtype, num_queries: int, group: int) -> tuple[int, int, int, int]:
+def _tile(
+    dtype: torch.dtype, num_queries: int, group: int, head_dim: int
+) -> tuple[int, int, int, int]:
     """Return queries and keys of a program's step, warps and pipeline stages."""
     least = triton.next_power_of_2(group)
     if dtype == torch.float32:
         return max(32, least), 32, 4, 2
+    if head_dim > 128:
+        return max(64, least), 32, 4, 2
     # With 64 queries Hopper's own matrix instructions are used, even if fewer are there.
     return (max(64, least), 64, 4, 3) if num_queries > 64 else (64, 128, 4, 2)
 
