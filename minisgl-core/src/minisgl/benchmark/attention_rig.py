@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from minisgl.attention.batch import Batch
+from minisgl.attention.batch import Batch, SharedPrefixes, list_groups
 from minisgl.attention.interface import AttentionBackend, AttentionContext, AttentionLayerSpec
 from minisgl.benchmark.attention_cases import AttentionCase, query_of
 from minisgl.benchmark.timing import Call, Timing, num_copies, time_calls
@@ -275,7 +275,18 @@ def make_batch(case: AttentionCase, device: torch.device) -> Batch:
         kv_lens_device=torch.from_numpy(kv_lens).to(device),
         page_table=torch.from_numpy(table).to(device),
         page_size=case.page_size,
+        shared=_shared_prefix(case, device),
     )
+
+
+def _shared_prefix(case: AttentionCase, device: torch.device) -> SharedPrefixes | None:
+    """Name the prefix that all decode rows share, for the backends that read it once."""
+    if not _shared_pages(case):
+        return None
+    group_of, tokens = np.zeros(case.num_rows, np.int32), np.array([case.prefix], np.int32)
+    parts = list_groups(group_of, tokens, case.num_rows)
+    members, groups, starts = (torch.from_numpy(part).to(device) for part in parts)
+    return SharedPrefixes(members=members, groups=groups, starts=starts)
 
 
 def count_pages(case: AttentionCase) -> int:
