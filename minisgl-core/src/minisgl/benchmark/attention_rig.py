@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -79,6 +79,7 @@ class AttentionRig:
             device=device,
         )
         chosen = select_kv_pool(host, self._query, settings.cache.pool, settings.backend_options)
+        self._query = replace(self._query, kv_layout=chosen.record.capabilities.kv_layout)
         self._pool: KVCachePool = chosen.record.create(spec, chosen.settings)
         self._pool.allocate(count_pages(case) + 1)
         for index in range(num_layers):
