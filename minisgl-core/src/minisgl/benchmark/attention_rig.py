@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from minisgl.attention.batch import Batch
+from minisgl.attention.batch import Batch, SharedPrefixes, list_groups
 from minisgl.attention.interface import AttentionBackend, AttentionContext, AttentionLayerSpec
 from minisgl.benchmark.attention_cases import AttentionCase, query_of
 from minisgl.benchmark.timing import Call, Timing, num_copies, time_calls
@@ -22,6 +22,9 @@ from minisgl.testing.paged_rows import largest_error
 
 _MOST_LAYERS: Final = {"decode": 64, "prefill": 4}
 """A prefill finds K and V of its own tokens in the cache, where another kernel has just written."""
+
+_DECODE_LAYERS, _DECODE_BYTES = 8, 2**32
+"""Of a decode graph, at least: so many, as far as they take no more memory."""
 
 _SAMPLED_TOKENS: Final = 8
 
@@ -213,9 +216,15 @@ class AttentionRig:
 
 
 def count_layers(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> int:
-    """Return the layers of a case's pool: together they hold much more than the device's cache."""
-    most = _MOST_LAYERS[case.phase]
-    return num_copies(case.kv_bytes(dtype.itemsize), device, most=most)
+    """Return the layers of a case's pool: together they hold much more than the device's cache.
+
+    Decode gets some more where they are small: the pause between two replays is shared by them.
+    """
+    num_bytes = case.kv_bytes(dtype.itemsize)
+    enough = num_copies(num_bytes, device, most=_MOST_LAYERS[case.phase])
+    if case.phase == "prefill":
+        return enough
+    return max(enough, min(_DECODE_LAYERS, _DECODE_BYTES // num_bytes))
 
 
 def sample_tokens(num_tokens: int) -> list[int]:
@@ -276,7 +285,18 @@ def make_batch(case: AttentionCase, device: torch.device) -> Batch:
         kv_lens_device=torch.from_numpy(kv_lens).to(device),
         page_table=torch.from_numpy(table).to(device),
         page_size=case.page_size,
+        shared=_shared_prefix(case, device),
     )
+
+
+def _shared_prefix(case: AttentionCase, device: torch.device) -> SharedPrefixes | None:
+    """Name the prefix that all decode rows share, for the backends that read it once."""
+    if not _shared_pages(case):
+        return None
+    group_of, tokens = np.zeros(case.num_rows, np.int32), np.array([case.prefix], np.int32)
+    parts = list_groups(group_of, tokens, case.num_rows)
+    members, groups, starts = (torch.from_numpy(part).to(device) for part in parts)
+    return SharedPrefixes(members=members, groups=groups, starts=starts)
 
 
 def count_pages(case: AttentionCase) -> int:
