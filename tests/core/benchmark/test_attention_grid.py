@@ -20,6 +20,7 @@ from minisgl.benchmark.attention_grid import (
 from minisgl.benchmark.attention_rig import (
     AttentionRig,
     attend_exactly,
+    count_layers,
     count_pages,
     make_batch,
     sample_tokens,
@@ -40,6 +41,7 @@ COMMAND = ("bench", "kernels", "--attention", "--quick", "--log-level", "error")
 def small_caches(monkeypatch):
     """A CPU's cache is larger than these tests want to fill."""
     monkeypatch.setattr(attention_rig, "num_copies", lambda *_, **__: 2)
+    monkeypatch.setattr(attention_rig, "_DECODE_LAYERS", 2)
 
 
 class _Twice(TorchAttentionBackend):
@@ -185,6 +187,22 @@ def test_exact_attention_is_that_of_the_reference(text):
         expected = scores.softmax(0) @ v_pool[slots, head // 2]
         exact = attend_exactly(rig._q, rig._pool.layer(1), rig.batch, [token])[0, head]
         torch.testing.assert_close(exact.float(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pool_has_layers_enough_to_leave_the_cache(monkeypatch):
+    monkeypatch.undo()
+    each = {
+        text: (count_layers(case, CPU, torch.bfloat16), case.kv_bytes(2))
+        for text in (
+            "decode:1x512:16/8x128:p16", "decode:1x32768:16/8x128:p16",
+            "decode:256x8192:16/8x128:p16", "prefill:1x512:16/8x128:p16",
+            "prefill:16x8192:16/8x128:p16",
+        )
+        for case in [parse_case(text)]
+    }  # fmt: skip
+    layers = [found for found, _ in each.values()]
+    assert layers == [64, 8, 2, 4, 2]
+    assert all(found * size > 64 * 2**20 for found, size in list(each.values())[:3])
 
 
 def test_the_first_and_the_last_token_are_always_compared():

@@ -23,6 +23,9 @@ from minisgl.testing.paged_rows import largest_error
 _MOST_LAYERS: Final = {"decode": 64, "prefill": 4}
 """A prefill finds K and V of its own tokens in the cache, where another kernel has just written."""
 
+_DECODE_LAYERS, _DECODE_BYTES = 8, 2**32
+"""Of a decode graph, at least: so many, as far as they take no more memory."""
+
 _SAMPLED_TOKENS: Final = 8
 
 
@@ -213,9 +216,15 @@ class AttentionRig:
 
 
 def count_layers(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> int:
-    """Return the layers of a case's pool: together they hold much more than the device's cache."""
-    most = _MOST_LAYERS[case.phase]
-    return num_copies(case.kv_bytes(dtype.itemsize), device, most=most)
+    """Return the layers of a case's pool: together they hold much more than the device's cache.
+
+    Decode gets some more where they are small: the pause between two replays is shared by them.
+    """
+    num_bytes = case.kv_bytes(dtype.itemsize)
+    enough = num_copies(num_bytes, device, most=_MOST_LAYERS[case.phase])
+    if case.phase == "prefill":
+        return enough
+    return max(enough, min(_DECODE_LAYERS, _DECODE_BYTES // num_bytes))
 
 
 def sample_tokens(num_tokens: int) -> list[int]:
