@@ -1,12 +1,13 @@
 """Writes the ranks of our plugins' attention backends from a run of the grid on one H200.
 
 ``python benchmarks/attention_ranks.py`` reads ``results/attention-h200.json`` and rewrites
-``measured_ranks.py`` of each distribution; a test compares them. Without that file, ranks are as
-they were set by hand.
+``measured_ranks.py`` of each distribution; a test compares them. What that run does not have keeps
+the ranks that were set by hand.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from minisgl.plugins.measurements import MeasuredCell, Measurements, read_measurements, scores
@@ -26,6 +27,22 @@ _PHASES: Final = ("prefill", "decode")
 Tables = dict[str, dict[Key, int]]
 """Ranks of one backend, by phase."""
 
+SOURCE_BY_HAND: Final = "by hand, from single figures on an NVIDIA H200"
+
+BY_HAND: Final[Mapping[str, Tables]] = MappingProxyType(
+    {
+        "minisgl-core:triton": {"prefill": {(16, 2): 10}, "decode": {(16, 2): 10}},
+        "minisgl-attn-flashinfer:flashinfer": {
+            "prefill": {(16, 2): 100}, "decode": {(16, 2): 100},
+        },
+        "minisgl-attn-flashinfer:trtllm": {"decode": {(16, 2): 8}},
+        "minisgl-attn-fa:fa": {
+            "prefill": {(16, 2): 90, (64, 2): 90, (128, 2): 110}, "decode": {(16, 2): 0},
+        },
+    }
+)  # fmt: skip
+"""What holds where there is no run. All of our backends but the reference are here."""
+
 
 def module_of(distribution: str) -> Path:
     """Return the file that holds the ranks of a distribution's backends."""
@@ -36,24 +53,25 @@ def module_of(distribution: str) -> Path:
 
 
 def rank_tables(found: Measurements) -> dict[str, Tables]:
-    """Return the ranks of each backend by its qualified name.
+    """Return the ranks of each backend that was measured, by its qualified name.
 
     Raises:
-        ValueError: two shapes that were measured have the same key.
+        ValueError: a backend was wrong or failed; or two shapes that were measured have one key.
     """
     tables: dict[str, Tables] = {}
     shapes: dict[tuple[str, Key], list[MeasuredCell]] = {}
     for cell in found.cells:
+        if cell.status in ("wrong", "failed"):
+            raise ValueError(f"{cell.backend} {cell.status} in {cell.case}: {cell.reason}")
         key = (cell.page_size, cell.num_q_heads // cell.num_kv_heads)
         shapes.setdefault((cell.phase, key), []).append(cell)
     for (phase, key), cells in sorted(shapes.items()):
         if len({cell.shape for cell in cells}) > 1:
-            raise ValueError(f"{FILE.name}: several heads of {key[1]} query heads a KV head")
+            raise ValueError(f"several heads of {key[1]} query heads a KV head, page size {key[0]}")
         for backend, score in scores(cells).items():
-            if backend != REFERENCE:
-                by_phase = tables.setdefault(backend, {name: {} for name in _PHASES})
-                rank = max(1, round(100 * score))
-                by_phase[phase][key] = 0 if _never_faster(cells, backend) else rank
+            rank = 0 if _never_faster(cells, backend) else max(1, round(100 * score))
+            tables.setdefault(backend, {}).setdefault(phase, {})[key] = rank
+    tables.pop(REFERENCE, None)
     return tables
 
 
@@ -68,12 +86,11 @@ def _never_faster(cells: Sequence[MeasuredCell], backend: str) -> bool:
     return bool(common) and all((theirs[case] or 0.0) < (ours[case] or 0.0) for case in common)
 
 
-def render(names: Mapping[str, Tables], source: str, distribution: str) -> str:
+def render(tables: Mapping[str, tuple[str, Tables]], distribution: str) -> str:
     """Return the module with the ranks of one distribution's backends.
 
     Args:
-        names: tables by the backend's name, without its distribution.
-        source: where they come from.
+        tables: source and ranks by the backend's name, without its distribution.
         distribution: whose module it is.
     """
     where = "minisgl.plugins.rank_table" if distribution == CORE else "minisgl.plugins"
@@ -86,35 +103,41 @@ def render(names: Mapping[str, Tables], source: str, distribution: str) -> str:
         "",
         f"from {where} import RankTable",
         "",
-        f'SOURCE: Final = "{source}"',
-        "",
         "RANKS: Final[Mapping[str, RankTable]] = MappingProxyType(",
         "    {",
     ]
-    for name, tables in sorted(names.items()):
-        lines += [f'        "{name}": RankTable(', "            source=SOURCE,"]
+    for name, (source, of_phases) in sorted(tables.items()):
+        lines += [f'        "{name}": RankTable(', f'            source="{source}",']
         for phase in _PHASES:
-            lines.append(f"            {phase}={{")
-            lines += [f"                {key}: {rank}," for key, rank in tables[phase].items()]
-            lines.append("            },")
+            ranks = of_phases.get(phase, {})
+            lines.append(f"            {phase}={{" if ranks else f"            {phase}={{}},")
+            lines += [f"                {key}: {rank}," for key, rank in ranks.items()]
+            lines += ["            },"] if ranks else []
         lines.append("        ),")
     return "\n".join([*lines, "    }", ")", ""])
 
 
 def modules() -> dict[Path, str]:
-    """Return what each module of ranks must be, from the run; nothing without one."""
-    if not FILE.is_file():
-        return {}
-    found = read_measurements(FILE)
-    by_distribution: dict[str, dict[str, Tables]] = {}
-    for backend, tables in rank_tables(found).items():
+    """Return what each module of ranks must be: from the run, and by hand where it has nothing."""
+    measured: dict[str, Tables] = {}
+    source = ""
+    if FILE.is_file():
+        found = read_measurements(FILE)
+        measured = rank_tables(found)
+        name = FILE.relative_to(ROOT).as_posix()
+        source = f"measured on {found.device}, {name}, {found.date[:10]}"
+    by_distribution: dict[str, dict[str, tuple[str, Tables]]] = {}
+    for backend, by_hand in BY_HAND.items():
         distribution, _, name = backend.rpartition(":")
-        by_distribution.setdefault(distribution, {})[name] = tables
-    name = FILE.relative_to(ROOT).as_posix()
-    source = f"measured on {found.device}, {name}, {found.date[:10]}"
+        tables = {**by_hand, **measured.get(backend, {})}
+        left = [phase for phase in by_hand if phase not in measured.get(backend, {})]
+        where = f"{source}; {' and '.join(left)} {SOURCE_BY_HAND}" if left else source
+        if len(left) == len(by_hand):
+            where = SOURCE_BY_HAND
+        by_distribution.setdefault(distribution, {})[name] = (where, tables)
     return {
-        module_of(distribution): render(names, source, distribution)
-        for distribution, names in by_distribution.items()
+        module_of(distribution): render(tables, distribution)
+        for distribution, tables in by_distribution.items()
     }
 
 

@@ -257,7 +257,16 @@ def _attention(name: str, record: Record, rows: Sequence[Mapping[str, Any]]) -> 
         f"reads {_number(ceilings['read_bytes_per_s'] / 1e9)} GB/s (a sum) and computes "
         f"{_number(ceilings['flops_per_s'] / 1e12)} TFLOP/s (a matrix product). The figure is that "
         f"of the fastest backend and page size; TB/s are of K and V read.\n\n{_table(lines)}"
+        f"{_picture(name)}"
     )
+
+
+def _picture(name: str) -> str:
+    """Show the heat map of a run, if it lies beside the record."""
+    picture = Path(name).with_suffix(".png").name
+    if not (HERE / "results" / picture).is_file():
+        return ""
+    return f"\n![who is fastest where, and how near to the ceiling](results/{picture})\n"
 
 
 def _best(row: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:

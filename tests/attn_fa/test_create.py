@@ -134,6 +134,18 @@ def test_rows_that_never_come_are_not_compiled_for():
     assert max(len(call["seqused_k"]) for call in noted.calls) == 2
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "masked"), [(64, False), (80, True), (96, True), (128, False)]
+)
+def test_decode_rows_of_some_head_dims_are_masked(head_dim, masked):
+    """Version 4 has wrong tiles for them without a mask; one query sees all keys either way."""
+    noted = fakes.Noted(fakes.fa4_varlen)
+    rows = PagedRows([40], page_size=16, num_q_heads=4, num_kv_heads=2, head_dim=head_dim)
+    warm_up(FlashAttention4(noted), rows.context)
+    decode = [call["causal"] for call in noted.calls if call["cu_seqlens_q"] is None]
+    assert decode == [masked]
+
+
 @pytest.mark.parametrize("name", ["fa3", "fa2"])
 def test_other_versions_run_once_before_they_serve(name):
     rows = PagedRows([40], page_size=256, num_q_heads=4, num_kv_heads=2, head_dim=8)

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from minisgl.plugins import measured_ranks
+from minisgl.plugins.host import load_plugins
 from minisgl.plugins.measurements import read_measurements
 from support.distributions import ROOT
 from support.measured_cells import cell, write_measurements
@@ -30,12 +30,14 @@ script = load_script()
 
 
 def test_ranks_are_those_of_the_run():
-    expected = script.modules()
-    for path, text in expected.items():
+    for path, text in script.modules().items():
         assert path.read_text() == text, "run: python benchmarks/attention_ranks.py"
-    assert bool(expected) == measured_ranks.SOURCE.startswith("measured on "), (
-        "a source names a run, and is that of one that is there"
-    )
+
+
+def test_each_of_our_backends_has_ranks():
+    """A backend of a distribution here that the script does not know would keep stale ranks."""
+    offers = {offer.qualified for offer in load_plugins().attention}
+    assert offers <= {*script.BY_HAND, script.REFERENCE}
 
 
 @pytest.fixture
@@ -59,26 +61,39 @@ def run(tmp_path, monkeypatch):
 def ranks_in(text):
     found = {}
     exec(compile(text, "measured_ranks", "exec"), found)
-    return found
+    return found["RANKS"]
 
 
 def test_a_run_becomes_tables_by_page_size_and_heads(run, tmp_path):
     texts = {path.relative_to(tmp_path).as_posix(): text for path, text in script.modules().items()}
-    assert set(texts) == {
-        "minisgl-core/src/minisgl/plugins/measured_ranks.py",
-        "minisgl-attn-flashinfer/src/minisgl_attn_flashinfer/measured_ranks.py",
-    }
-    core, flash = (ranks_in(texts[name]) for name in sorted(texts, reverse=True))
+    core = ranks_in(texts["minisgl-core/src/minisgl/plugins/measured_ranks.py"])
+    flash = ranks_in(texts["minisgl-attn-flashinfer/src/minisgl_attn_flashinfer/measured_ranks.py"])
+    assert set(core) == {"triton"}, "the reference has rank 0 by definition"
     source = "measured on NVIDIA H200, benchmarks/results/attention-h200.json, 2026-12-01"
-    assert core["SOURCE"] == flash["SOURCE"] == source
-    assert set(core["RANKS"]) == {"triton"}, "the reference has rank 0 by definition"
-    assert flash["RANKS"]["flashinfer"].source == source
+    assert core["triton"].source == flash["flashinfer"].source == source
     # 10 and 40 us beside 20 and 20: halves and wholes, so 1 / sqrt(2) each.
-    assert flash["RANKS"]["flashinfer"].prefill == {
+    assert flash["flashinfer"].prefill == {
         (16, 2): 71, (16, 5): 71, (128, 2): 71, (128, 5): 71,
     }  # fmt: skip
-    assert core["RANKS"]["triton"].prefill_rank(16, 40, 8) == 71
-    assert core["RANKS"]["triton"].decode_rank(128, 16, 8) == 100
+    assert core["triton"].prefill_rank(16, 40, 8) == 71
+    assert core["triton"].decode_rank(128, 16, 8) == 100
+
+
+def test_what_a_run_does_not_have_keeps_its_ranks_and_says_so(tmp_path, monkeypatch):
+    path = tmp_path / "benchmarks" / "results" / "attention-h200.json"
+    monkeypatch.setattr(script, "FILE", path)
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    name = tmp_path / "minisgl-attn-flashinfer/src/minisgl_attn_flashinfer/measured_ranks.py"
+    by_hand = ranks_in(script.modules()[name])
+    assert by_hand["flashinfer"].source.startswith("by hand")
+    case = "prefill:1x512:16/8x128:p16"
+    write_measurements(path, [cell(case, FLASH, 20.0), cell(case, TRITON, 10.0)])
+    mixed = ranks_in(script.modules()[name])
+    assert mixed["flashinfer"].prefill == {(16, 2): 0}
+    assert mixed["flashinfer"].decode == by_hand["flashinfer"].decode
+    assert mixed["flashinfer"].source.startswith("measured on NVIDIA H200, ")
+    assert "; decode by hand" in mixed["flashinfer"].source
+    assert mixed["trtllm"] == by_hand["trtllm"]
 
 
 def test_what_core_s_own_kernels_beat_in_every_case_has_rank_0(run):
@@ -86,9 +101,11 @@ def test_what_core_s_own_kernels_beat_in_every_case_has_rank_0(run):
     assert tables["decode"] == {(16, 2): 71, (16, 5): 71, (128, 2): 0, (128, 5): 0}
 
 
-def test_what_was_wrong_gets_no_rank(tmp_path):
+@pytest.mark.parametrize("status", ["wrong", "failed"])
+def test_no_ranks_follow_from_a_run_in_which_anything_was_wrong(tmp_path, status):
     case = "decode:1x512:16/8x128:p16"
     path = write_measurements(
-        tmp_path / "x.json", [cell(case, FLASH, 1.0, "wrong"), cell(case, TRITON, 9.0)]
+        tmp_path / "x.json", [cell(case, FLASH, 1.0, status), cell(case, TRITON, 9.0)]
     )
-    assert list(script.rank_tables(read_measurements(path))) == [TRITON]
+    with pytest.raises(ValueError, match=f"flashinfer {status} in decode:1x512"):
+        script.rank_tables(read_measurements(path))

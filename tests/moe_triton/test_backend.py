@@ -20,14 +20,12 @@ TRUNCATED = 4e-2
 
 
 def tile(*, swapped: bool, outputs: int = 32, inputs: int = 32, group: int = 2) -> Tile:
-    return Tile(
-        outputs=outputs, inputs=inputs, group=group, stages=2, warps=4, swapped=swapped
-    )
+    return Tile(outputs=outputs, inputs=inputs, group=group, stages=2, warps=4, swapped=swapped)
 
 
 class InInterpreter(MoeBackendContract):
-    sizes = (Sizes(8, 2, 64, 32), Sizes(16, 4, 128, 96), Sizes(5, 3, 72, 40))
-    num_tokens = (1, 17, 70)
+    sizes = (Sizes(8, 2, 64, 32), Sizes(5, 3, 72, 40))
+    num_tokens = (1, 41)
     launches: ClassVar[tuple[Launch, ...]]
 
     def create(self, context: MoeContext) -> MoeBackend:

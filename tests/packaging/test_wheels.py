@@ -156,6 +156,18 @@ def test_the_core_alone_names_what_is_missing(wheels, installation, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("folder", PLUGINS)
+def test_a_plugin_beside_the_core_alone_loads(wheels, installation, folder):
+    """Without the packages of kernels that it may use: those are the probe's to miss."""
+    for name in (CORE, folder):
+        installation.install(wheels[name])
+    listed = installation.run("-m", "minisgl", "plugins", "list", "--json")
+    plugins = {p["distribution"]: p for p in json.loads(listed.stdout)["plugins"]}
+    assert sorted(plugins) == sorted((CORE, folder))
+    assert plugins[folder]["status"] == "active"
+    assert plugins[folder]["offers"]
+
+
 def test_all_distributions_together_load(wheels, installation):
     for wheel in wheels.values():
         installation.install(wheel)

@@ -6,6 +6,7 @@ The one module that imports FlashAttention. Nothing is compiled after it has ret
 import inspect
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -200,7 +201,9 @@ def samples(context: AttentionContext) -> Iterator[Sample]:
 def prepare(kernel: Kernel, sample: Sample) -> None:
     """Run a launch, so that whatever it needs is compiled, and learn to call that directly."""
     arguments = sample.q, sample.k, sample.v, sample.launch, sample.layer
-    with torch.inference_mode():
+    with torch.inference_mode(), warnings.catch_warnings():
+        # Of the CuTe DSL, at every compilation, about an argument that is not used here.
+        warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)
         kernel.attend(*arguments)
         if isinstance(kernel, FlashAttention4):
             kernel.learn(*arguments)

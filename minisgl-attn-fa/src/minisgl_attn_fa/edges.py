@@ -15,6 +15,10 @@ _FA2_PAGE = 256
 _BLACKWELL_HEAD_DIM = 128
 """Of version 4 there: larger ones are a kernel of their own, with other rules."""
 
+_LARGE_HEAD_DIMS_OF_4 = (192, 256)
+"""Beyond 128. Version 4 copies pages in passes of rows (``paged_kv.py``), and checks no row: a tile
+of keys must be whole passes, which with its tiles for 144, 160, 176, 208, 224 and 240 it is not."""
+
 
 def why_not(name: VersionName, query: BackendQuery) -> str | None:
     """Return why this FlashAttention cannot serve a model here, or ``None`` if it can.
@@ -71,6 +75,12 @@ def _edge(name: VersionName, query: BackendQuery) -> str | None:
 def _edge_of_4(query: BackendQuery, capability: tuple[int, int]) -> str | None:
     if capability[0] not in {9, 10, 11}:
         return f"reads pages on compute capability 9.x to 11.x only, found {_write(capability)}"
+    small = query.head_dim <= 128
+    if query.head_dim % 16 or not (small or query.head_dim in _LARGE_HEAD_DIMS_OF_4):
+        return (
+            "reads pages of head dims that 16 divides up to 128, of 192 and of 256; the model has "
+            f"{query.head_dim}"
+        )
     if capability[0] > 9 and query.head_dim > _BLACKWELL_HEAD_DIM:
         return (
             f"takes head dims of up to {_BLACKWELL_HEAD_DIM} on compute capability "

@@ -29,6 +29,10 @@ DIRECT = frozenset({"4.0.0b36"})
 MOST_ROWS = 256
 """Beyond, ``BIN_BATCH_SEARCH_THRESH``, a launch is preceded by another kernel."""
 
+MASKED_HEAD_DIMS = range(65, 97)
+"""Of decode rows. Without a mask their tiles have 144 keys (``_tile_size_fwd_sm90``), which are no
+whole passes of the copy of pages: on an H200, 4.0.0b36 computed NaN for 80 and 96."""
+
 _ALIGNMENT = 16
 """Bytes, of the queries' address and strides."""
 
@@ -126,8 +130,8 @@ class FlashAttention4:
             seqused_k=launch.kv_lens,
             page_table=launch.page_table,
             softmax_scale=layer.scale,
-            # The one query of a decode row sees all keys: nothing to hide, unless by a window.
-            causal=not decode,
+            # The one query of a decode row sees all keys. Some head dims are masked all the same.
+            causal=not decode or layer.head_dim in MASKED_HEAD_DIMS,
             window_size=(None, None) if window is None else (window - 1, 0),
         )
         return flat(out, q)

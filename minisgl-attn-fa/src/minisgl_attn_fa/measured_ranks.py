@@ -6,12 +6,10 @@ from typing import Final
 
 from minisgl.plugins import RankTable
 
-SOURCE: Final = "by hand, from figures on an NVIDIA H200, before backends went through one grid"
-
 RANKS: Final[Mapping[str, RankTable]] = MappingProxyType(
     {
         "fa": RankTable(
-            source=SOURCE,
+            source="by hand, from single figures on an NVIDIA H200",
             prefill={
                 (16, 2): 90,
                 (64, 2): 90,

@@ -6,9 +6,9 @@ import torch
 
 from minisgl.moe import MoeBackend, MoeContext
 from minisgl_moe_triton.configs import Few, Launch, choose
-from minisgl_moe_triton.few import few_down, few_gate_up
-from minisgl_moe_triton.grouped import down, gate_up, sum_parts
-from minisgl_moe_triton.routing import Routed, route, sort_by_expert
+from minisgl_moe_triton.kernels.few import few_down, few_gate_up
+from minisgl_moe_triton.kernels.grouped import down, gate_up, sum_parts
+from minisgl_moe_triton.kernels.routing import Routed, route, sort_by_expert
 
 
 class TritonMoeBackend(MoeBackend):
@@ -22,32 +22,38 @@ class TritonMoeBackend(MoeBackend):
     cuda_graphs = True
 
     def __init__(self, context: MoeContext, launches: Sequence[Launch]) -> None:
-        self._top_k = context.top_k
+        super().__init__(context)
+        self._first_expert = context.local_experts.start
         self._gelu = context.activation == "gelu"
         self._launches = tuple(launches)
         self._chosen: dict[int, Launch] = {}
 
-    def forward(
+    def route(
+        self, router_logits: torch.Tensor, *, renormalize: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose each token's experts, in one kernel; see the interface."""
+        return route(router_logits, self._top_k, renormalize=renormalize)
+
+    def run_experts(
         self,
         hidden: torch.Tensor,
-        router_logits: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
-        *,
-        renormalize: bool,
     ) -> torch.Tensor:
-        """Route, then run each expert on its tokens; see the interface for shapes."""
+        """Run each expert on its tokens; see the interface for shapes."""
         tokens = len(hidden)
         if not tokens:
             return torch.empty_like(hidden)
         launch = self._chosen.get(tokens)
         if launch is None:
             launch = self._chosen[tokens] = choose(self._launches, tokens)
-        routed = route(router_logits, self._top_k, hidden.dtype, renormalize=renormalize)
-        return run_experts(hidden.contiguous(), routed, gate_up, down, launch, gelu=self._gelu)
+        routed = Routed(experts.contiguous(), weights.contiguous(), self._first_expert)
+        return run_launch(hidden.contiguous(), routed, gate_up, down, launch, gelu=self._gelu)
 
 
-def run_experts(
+def run_launch(
     hidden: torch.Tensor,
     routed: Routed,
     gate_up_weight: torch.Tensor,
@@ -56,7 +62,7 @@ def run_experts(
     *,
     gelu: bool,
 ) -> torch.Tensor:
-    """Return the weighted sum of the chosen experts, ``[T, hidden]``; -1 chooses none.
+    """Return the weighted sum of the chosen experts that are held, ``[T, hidden]``.
 
     Args:
         hidden: ``[T, hidden]``, contiguous.
@@ -66,12 +72,11 @@ def run_experts(
         launch: how.
         gelu: the activation; else SiLU.
     """
-    experts = routed.experts
     if isinstance(launch, Few):
-        rows = few_gate_up(hidden, gate_up_weight, experts, launch.gate_up, gelu=gelu)
-        return few_down(rows, down_weight, experts, routed.weights, launch.down)
-    tiles = sort_by_expert(experts, len(gate_up_weight), launch.rows)
-    top_k = experts.shape[1]
+        rows = few_gate_up(hidden, gate_up_weight, routed, launch.gate_up, gelu=gelu)
+        return few_down(rows, down_weight, routed, launch.down)
+    tiles = sort_by_expert(routed, len(gate_up_weight), launch.rows)
+    top_k = routed.experts.shape[1]
     rows = gate_up(hidden, gate_up_weight, tiles, top_k, launch.gate_up, gelu=gelu)
     parts = down(rows, down_weight, routed.weights, tiles, launch.down)
-    return sum_parts(parts, experts)
+    return sum_parts(parts, routed, len(down_weight))

@@ -7,9 +7,9 @@ import torch
 import triton
 
 from minisgl.moe import MoeContext
-from minisgl_moe_triton.backend import TritonMoeBackend, run_experts
-from minisgl_moe_triton.configs import Key, Launch, find_tuned, rule_of_thumb
-from minisgl_moe_triton.routing import Routed
+from minisgl_moe_triton.backend import TritonMoeBackend, run_launch
+from minisgl_moe_triton.configs import Grouped, Key, Launch, find_tuned, rule_of_thumb
+from minisgl_moe_triton.kernels.routing import SORT_BLOCKS, Routed, route, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def key_of(context: MoeContext) -> Key:
     """Return what the tuned file of these layers is named by."""
     on_card = context.device.type == "cuda"
     return Key(
-        experts=context.num_experts,
+        experts=len(context.local_experts),
         inner=context.intermediate_size,
         hidden=context.hidden_size,
         dtype=str(context.dtype).removeprefix("torch."),
@@ -52,18 +52,29 @@ def compile_launches(context: MoeContext, launches: Sequence[Launch]) -> None:
 
     The kernels end before they read a weight, so an empty tensor stands for those.
     """
-    device, sizes = context.device, {}
+    device, dtype = context.device, context.dtype
+    needed: dict[Launch, None] = {}
     for launch in launches:
-        sizes.setdefault(launch.model_copy(update={"tokens": 1}), launch)
+        needed[launch.model_copy(update={"tokens": 1})] = None
         if launch.tokens >= context.max_num_tokens:
             break
-    inner, hidden_size = context.intermediate_size, context.hidden_size
-    weight = torch.empty(16, dtype=context.dtype, device=device)
-    stand_in = weight[:1]
-    gate_up = stand_in.expand(context.num_experts, 2 * inner, hidden_size)
-    down = stand_in.expand(context.num_experts, hidden_size, inner)
-    hidden = torch.zeros(1, hidden_size, dtype=context.dtype, device=device)
-    experts = torch.full((1, context.top_k), -1, dtype=torch.int32, device=device)
-    routed = Routed(experts, torch.zeros(experts.shape, device=device))
-    for launch in sizes:
-        run_experts(hidden, routed, gate_up, down, launch, gelu=context.activation == "gelu")
+    held, inner, hidden_size = (
+        len(context.local_experts), context.intermediate_size, context.hidden_size,
+    )  # fmt: skip
+    stand_in = torch.empty(16, dtype=dtype, device=device)[:1]
+    gate_up = stand_in.expand(held, 2 * inner, hidden_size)
+    down = stand_in.expand(held, hidden_size, inner)
+    hidden = torch.zeros(1, hidden_size, dtype=dtype, device=device)
+    logits = torch.zeros(1, context.num_experts, dtype=dtype, device=device)
+    for renormalize in (True, False):
+        weights, _ = route(logits, context.top_k, renormalize=renormalize)
+    nobody = Routed(torch.full_like(weights, -1, dtype=torch.int32), weights)
+    for launch in needed:
+        run_launch(hidden, nobody, gate_up, down, launch, gelu=context.activation == "gelu")
+    most = context.max_num_tokens * context.top_k
+    sizes = {launch.rows for launch in needed if isinstance(launch, Grouped)}
+    for block in SORT_BLOCKS if sizes else ():
+        num = min(block, most)
+        several = Routed(torch.full((num, 1), -1, dtype=torch.int32, device=device), weights)
+        for rows in sizes:
+            sort_by_expert(several, held, rows)

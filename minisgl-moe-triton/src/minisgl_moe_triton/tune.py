@@ -7,7 +7,7 @@ other's time; the best launch without sorting and the best grouped ones are then
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -18,7 +18,7 @@ from minisgl.errors import UnsupportedBackendError
 from minisgl.models.progress import progress_bar
 from minisgl.moe import MoeContext, TuneRequest
 from minisgl_moe_triton import candidates
-from minisgl_moe_triton.backend import run_experts
+from minisgl_moe_triton.backend import run_launch
 from minisgl_moe_triton.configs import (
     TOKENS,
     Few,
@@ -30,9 +30,9 @@ from minisgl_moe_triton.configs import (
     write_tuned,
 )
 from minisgl_moe_triton.create import key_of
-from minisgl_moe_triton.few import few_down, few_gate_up
-from minisgl_moe_triton.grouped import down, gate_up
-from minisgl_moe_triton.routing import Routed, route, sort_by_expert
+from minisgl_moe_triton.kernels.few import few_down, few_gate_up
+from minisgl_moe_triton.kernels.grouped import down, gate_up
+from minisgl_moe_triton.kernels.routing import Routed, route, sort_by_expert
 from minisgl_moe_triton.timing import compile_in_parallel, time_on_gpu
 
 logger = logging.getLogger(__name__)
@@ -92,12 +92,12 @@ class Search:
         self._context = context
         self._advance = advance
         self._gelu = context.activation == "gelu"
-        experts, hidden, inner = (
-            context.num_experts, context.hidden_size, context.intermediate_size,
-        )  # fmt: skip
-        self._gate_up = self._random(experts, 2 * inner, hidden)
-        self._down = self._random(experts, hidden, inner)
-        self._logits = torch.randn(_ROUTINGS, max(TOKENS), experts, device=context.device)
+        held, hidden = len(context.local_experts), context.hidden_size
+        self._gate_up = self._random(held, 2 * context.intermediate_size, hidden)
+        self._down = self._random(held, hidden, context.intermediate_size)
+        self._logits = torch.randn(
+            _ROUTINGS, max(TOKENS), context.num_experts, device=context.device
+        )
 
     def fastest(self, tokens: int, deadline: float | None) -> tuple[Launch, float]:
         """Return the fastest launch for ``tokens`` and the seconds of a whole layer with it.
@@ -110,31 +110,32 @@ class Search:
         logits = self._logits
         if tokens > logits.shape[1]:
             logits = torch.randn(2, tokens, context.num_experts, device=context.device)
-        routed = [
-            route(one[:tokens], context.top_k, context.dtype, renormalize=True) for one in logits
-        ]
+        routed = []
+        for one in logits:
+            weights, experts = route(one[:tokens], context.top_k, renormalize=True)
+            routed.append(Routed(experts, weights, context.local_experts.start))
         hidden = self._random(tokens, context.hidden_size)
-        ways = []
+        ways: list[Callable[[float | None], Launch]] = []
         if tokens * context.top_k <= candidates.MOST_FEW_ASSIGNMENTS:
-            ways.append(lambda until: self._few(hidden, routed, until))
+            ways.append(partial(self._few, hidden, routed))
         rows = candidates.tile_rows(tokens * context.top_k / context.num_experts)
         if deadline is not None:
             rows = rows[:2]
-        for one in rows:
-            ways.append(lambda until, one=one: self._grouped(hidden, routed, one, until))
+        ways += [partial(self._grouped, hidden, routed, one) for one in rows]
         launches = []
         for place, way in enumerate(ways):
             launches.append(way(_share(deadline, len(ways) - place)))
         timed = []
         for launch in launches:
-            calls = [lambda to=to, how=launch: self.run(hidden, to, how) for to in routed]
+            calls = [partial(self.run, hidden, one, launch) for one in routed]
+            calls[0]()
             timed.append((time_on_gpu(calls), launch))
         seconds, launch = min(timed, key=lambda pair: pair[0])
         return launch, seconds
 
     def run(self, hidden: torch.Tensor, routed: Routed, launch: Launch) -> torch.Tensor:
         """Run the whole layer behind its router."""
-        return run_experts(hidden, routed, self._gate_up, self._down, launch, gelu=self._gelu)
+        return run_launch(hidden, routed, self._gate_up, self._down, launch, gelu=self._gelu)
 
     def _few(
         self, hidden: torch.Tensor, routed: Sequence[Routed], deadline: float | None
@@ -143,13 +144,13 @@ class Search:
         places = triton.next_power_of_2(context.top_k)
         first = self._search(
             candidates.columns(context.hidden_size, 2),
-            lambda how, to: few_gate_up(hidden, self._gate_up, to.experts, how, gelu=self._gelu),
+            lambda how, to: few_gate_up(hidden, self._gate_up, to, how, gelu=self._gelu),
             routed, _share(deadline, 2),
         )  # fmt: skip
         rows = self._random(len(hidden) * context.top_k, context.intermediate_size)
         second = self._search(
             candidates.columns(context.intermediate_size, places),
-            lambda how, to: few_down(rows, self._down, to.experts, to.weights, how),
+            lambda how, to: few_down(rows, self._down, to, how),
             routed, deadline,
         )  # fmt: skip
         return Few(tokens=len(hidden), gate_up=first, down=second)
@@ -158,7 +159,8 @@ class Search:
         self, hidden: torch.Tensor, routed: Sequence[Routed], rows: int, deadline: float | None
     ) -> Launch:
         context, item = self._context, self._context.dtype.itemsize
-        sorted_ones = [(to, sort_by_expert(to.experts, context.num_experts, rows)) for to in routed]
+        held = len(context.local_experts)
+        sorted_ones = [(to, sort_by_expert(to, held, rows)) for to in routed]
 
         def first_product(how: Tile, given: Any) -> torch.Tensor:
             to, tiles = given
@@ -192,13 +194,15 @@ class Search:
         """Return the option with which ``run`` is fastest over ``inputs``; tries at least some."""
         remaining, best, least = iter(options), None, float("inf")
         while batch := list(islice(remaining, _BATCH)):
-            calls = [lambda option=option: run(option, inputs[0]) for option in batch]
+            calls = [partial(run, option, inputs[0]) for option in batch]
             for option, usable in zip(batch, compile_in_parallel(calls), strict=True):
                 late = deadline is not None and time.monotonic() > deadline
                 self._advance(1)
                 if not usable or (late and best is not None):
                     continue
-                seconds = time_on_gpu([lambda to=to, option=option: run(option, to) for to in inputs])
+                seconds = time_on_gpu(
+                    [lambda to=to, option=option: run(option, to) for to in inputs]
+                )
                 if seconds < least:
                     best, least = option, seconds
             if deadline is not None and time.monotonic() > deadline and best is not None:

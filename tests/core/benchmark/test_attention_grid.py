@@ -20,6 +20,7 @@ from minisgl.benchmark.attention_grid import (
 from minisgl.benchmark.attention_rig import (
     AttentionRig,
     attend_exactly,
+    count_layers,
     count_pages,
     make_batch,
     sample_tokens,
@@ -31,7 +32,7 @@ from minisgl.plugins.host import load_plugins
 from minisgl.settings import Settings
 
 CPU = torch.device("cpu")
-DECODE, PREFILL = "decode:4x5-30:4/2x16:p4", "prefill:2x7-12+8:4/2x16:p4"
+DECODE, PREFILL = "decode:4x5-30:4/2x16:p4", "prefill:2x7-12+9:4/2x16:p4"
 SHARED = "decode:3x2-9+8:4/2x16:p4"
 COMMAND = ("bench", "kernels", "--attention", "--quick", "--log-level", "error")
 
@@ -40,6 +41,7 @@ COMMAND = ("bench", "kernels", "--attention", "--quick", "--log-level", "error")
 def small_caches(monkeypatch):
     """A CPU's cache is larger than these tests want to fill."""
     monkeypatch.setattr(attention_rig, "num_copies", lambda *_, **__: 2)
+    monkeypatch.setattr(attention_rig, "_DECODE_LAYERS", 2)
 
 
 class _Twice(TorchAttentionBackend):
@@ -116,6 +118,14 @@ def test_flags_narrow_the_grid():
     ]  # fmt: skip
 
 
+def test_any_page_size_can_be_measured():
+    grid = replace(default_grid(torch.device("cuda")), page_sizes=(48,))
+    cases = [str(case) for _, case in grid.cases()]
+    assert "prefill:1x512+8192:16/8x128:p48" in cases
+    assert "decode:64x8448:16/8x128:p48" in cases
+    assert "decode:64x256+8192:16/8x128:p48" not in cases, "48 does not divide what is shared"
+
+
 def test_models_of_equal_heads_are_measured_once():
     assert list(map(str, heads_of(MODELS).values())) == [
         "16/8x128", "40/8x128", "32/4x128", "32/8x128",
@@ -133,7 +143,10 @@ def test_prompts_read_as_they_are_written():
 
 
 def test_tokens_before_a_prefill_are_attended_to_and_not_computed():
-    case = parse_case("prefill:2x3+8:4/2x16:p4")
+    case = parse_case("prefill:2x3+8:4/2x16:p4")  # also of other lengths than whole pages
+    uneven = make_batch(parse_case("prefill:2x3+6:4/2x16:p4"), CPU)
+    assert uneven.positions.tolist() == [6, 7, 8] * 2
+    assert len(set(uneven.page_table.flatten().tolist())) == 6
     assert case.flops() == 2 * 4 * (9 + 10 + 11) * 4 * 16
     assert case.kv_bytes(2) == 2 * 11 * 2 * 2 * 16 * 2
     batch = make_batch(case, CPU)
@@ -153,7 +166,9 @@ def test_decode_rows_share_the_pages_of_their_prefix():
     assert sorted(others + table[0][:2]) == list(range(1, count_pages(case) + 1))
     assert case.kv_bytes(2) == 2 * (8 + int(case.own_lens().sum())) * 2 * 16 * 2
     assert batch.kv_lens.tolist() == (case.own_lens() + 8).tolist()
-    with pytest.raises(SettingsError, match="not of whole pages"):
+    with pytest.raises(
+        SettingsError, match="rows share whole pages; 7 tokens are no multiple of 4"
+    ):
         parse_case("decode:3x2-9+7:4/2x16:p4")
 
 
@@ -172,6 +187,22 @@ def test_exact_attention_is_that_of_the_reference(text):
         expected = scores.softmax(0) @ v_pool[slots, head // 2]
         exact = attend_exactly(rig._q, rig._pool.layer(1), rig.batch, [token])[0, head]
         torch.testing.assert_close(exact.float(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pool_has_layers_enough_to_leave_the_cache(monkeypatch):
+    monkeypatch.undo()
+    each = {
+        text: (count_layers(case, CPU, torch.bfloat16), case.kv_bytes(2))
+        for text in (
+            "decode:1x512:16/8x128:p16", "decode:1x32768:16/8x128:p16",
+            "decode:256x8192:16/8x128:p16", "prefill:1x512:16/8x128:p16",
+            "prefill:16x8192:16/8x128:p16",
+        )
+        for case in [parse_case(text)]
+    }  # fmt: skip
+    layers = [found for found, _ in each.values()]
+    assert layers == [64, 8, 2, 4, 2]
+    assert all(found * size > 64 * 2**20 for found, size in list(each.values())[:3])
 
 
 def test_the_first_and_the_last_token_are_always_compared():

@@ -108,3 +108,7 @@ def test_every_backend_attends_rightly_in_the_grid_of_a_card(tmp_path):
     assert [one["status"] for one in measured] == ["ok"] * 16
     assert {one["clock"] for one in measured if one["phase"] == "decode"} == {"graph"}
     assert all(one["error"] > 0 for one in measured)
+    line = ["bench", "kernels", "--attention", "--quick", "--json", str(path), "--cases"]
+    assert main([*line, "decode:64x256+2048:16/8x128:p16,decode:5x30+64:32/4x128:p64"]) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert [one for one in cells if one["status"] in ("wrong", "failed")] == []

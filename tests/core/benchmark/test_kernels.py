@@ -43,6 +43,7 @@ def small_caches(monkeypatch):
     """A CPU's cache is larger than these tests want to fill."""
     for module in (attention_rig, __import__("minisgl.benchmark.op_cases", fromlist=["x"])):
         monkeypatch.setattr(module, "num_copies", lambda *_, **__: 2)
+    monkeypatch.setattr(attention_rig, "_DECODE_LAYERS", 2)
 
 
 def test_a_case_reads_as_it_is_written():

@@ -7,6 +7,23 @@ from minisgl.moe.interface import MoeContext
 from minisgl.moe.torch_backend import TorchMoeBackend
 
 
+def make_backend(
+    experts: int, top_k: int, hidden: int, inner: int, held: range | None = None
+) -> TorchMoeBackend:
+    context = MoeContext(
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        num_experts=experts,
+        top_k=top_k,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        activation="silu",
+        max_num_tokens=64,
+        held_experts=held,
+    )
+    return TorchMoeBackend(context)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 17])
 @pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize("skewed", [True, False])
@@ -23,18 +40,7 @@ def test_output_is_the_weighted_sum_of_the_chosen_experts(
         logits[:, 5] -= 50
     gate_up = torch.randn(experts, 2 * inner, hidden)
     down = torch.randn(experts, hidden, inner)
-    backend = TorchMoeBackend(
-        MoeContext(
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            num_experts=experts,
-            top_k=top_k,
-            hidden_size=hidden,
-            intermediate_size=inner,
-            activation="silu",
-            max_num_tokens=64,
-        )
-    )
+    backend = make_backend(experts, top_k, hidden, inner)
     out = backend.forward(x, logits, gate_up, down, renormalize=renormalize)
     for token in range(num_tokens):
         weights, chosen = logits[token].double().softmax(-1).topk(top_k)
@@ -45,3 +51,29 @@ def test_output_is_the_weighted_sum_of_the_chosen_experts(
             gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
             expected += weight * (down[expert].double() @ (torch.nn.functional.silu(gate) * up))
         torch.testing.assert_close(out[token].double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 17])
+def test_the_sums_of_ranks_that_hold_some_experts_add_up_to_the_whole(num_tokens: int) -> None:
+    """Catches: experts taken by their place on a rank, negative ones that count from the end."""
+    experts, top_k, hidden, inner = 6, 3, 10, 7
+    torch.manual_seed(1)
+    x, logits = torch.randn(num_tokens, hidden), torch.randn(num_tokens, experts)
+    gate_up = torch.randn(experts, 2 * inner, hidden)
+    down = torch.randn(experts, hidden, inner)
+    whole = make_backend(experts, top_k, hidden, inner)
+    expected = whole.forward(x, logits, gate_up, down, renormalize=True)
+    total = torch.zeros_like(x)
+    for held in (range(4), range(4, 6)):
+        part = make_backend(experts, top_k, hidden, inner, held)
+        taken = slice(held.start, held.stop)
+        total += part.forward(x, logits, gate_up[taken], down[taken], renormalize=True)
+    torch.testing.assert_close(total, expected)
+
+
+def test_tokens_without_an_expert_here_get_nothing() -> None:
+    backend = make_backend(6, 2, 4, 3, range(2, 4))
+    nobody = torch.tensor([[-1, -1], [0, 5]], dtype=torch.int32)
+    stacks = torch.randn(2, 6, 4), torch.randn(2, 4, 3)
+    out = backend.run_experts(torch.randn(2, 4), torch.ones(2, 2), nobody, *stacks)
+    assert not out.any()

@@ -183,12 +183,14 @@ def test_a_phase_that_was_not_measured_keeps_its_ranks(host, measured):
     assert rows["a", "decode"].outcome == "chosen"
 
 
-def test_what_was_wrong_is_refused_unless_it_is_named(host, measured):
+def test_what_was_wrong_is_refused_unless_it_is_named(host, measured, caplog):
     found = measured([cell(SMALL, A, 10.0), cell(SMALL, B, 1.0, "wrong")])
     rows = {(one.name, one.phase): one for one in explain_attention(host, query(), found)}
     assert rows["b", "decode"].outcome == "refused"
     assert "computed something wrong in" in rows["b", "decode"].reason
     assert select_attention(host, query(), "b", measured=found).decode.name == "b"
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert warning.startswith("attention.backend (decode)='b' runs because it was named, but it c")
 
 
 def test_the_nearest_entry_of_a_table_of_ranks_counts():

@@ -13,7 +13,8 @@ from minisgl.attention.interface import AttentionContext
 class BlockTables:
     """Gathers block tables; on the caller's current stream, without waiting for it.
 
-    Graphs of all sizes share one table: they run one after the other, and each writes it anew.
+    Graphs of all sizes share one table of a width: they run one after the other, and each writes it
+    anew.
 
     Args:
         context: of the engine.
@@ -23,7 +24,7 @@ class BlockTables:
         self._page_size = context.page_size
         self._device = context.device
         self._most_rows = context.max_running_requests
-        self._recorded: torch.Tensor | None = None
+        self._recorded: dict[int, torch.Tensor] = {}
 
     def of(self, batch: Batch) -> torch.Tensor:
         """Return the table of a launch, int32 ``[R, columns]``, as wide as its longest row needs.
@@ -36,10 +37,12 @@ class BlockTables:
     def for_graph(self, batch: Batch) -> torch.Tensor:
         """Return the table of a launch to be recorded, int32 ``[R, width]``, still zeros."""
         rows, width = batch.num_rows, batch.page_table.shape[1]
-        if self._recorded is None or self._recorded.shape[0] < rows:
+        table = self._recorded.get(width)
+        if table is None or table.shape[0] < rows:
             shape = (max(rows, self._most_rows), width)
-            self._recorded = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        return self._recorded[:rows]
+            table = torch.zeros(shape, dtype=torch.int32, device=self._device)
+            self._recorded[width] = table
+        return table[:rows]
 
     def gather(self, batch: Batch, table: torch.Tensor) -> None:
         """Write the pages of ``batch``'s rows into a table of ``for_graph``; recorded."""

@@ -30,8 +30,8 @@ class AttentionCase:
         lengths: shortest and longest of them, in tokens, without ``prefix``.
         num_q_heads, num_kv_heads, head_dim: as usual.
         page_size: tokens a page.
-        prefix: tokens before those of ``lengths``, in whole pages. Prefill rows have each their own
-            and compute none of them; decode rows share one prefix, whose pages are the same.
+        prefix: tokens before those of ``lengths``. Prefill rows have each their own and compute
+            none of them; decode rows share one prefix, in whole pages, which are the same ones.
     """
 
     phase: Phase
@@ -109,8 +109,11 @@ def parse_case(text: str) -> AttentionCase:
         raise SettingsError(
             f"{text!r}: all numbers are at least 1, MIN is at most MAX, and KV heads divide Q heads"
         )
-    if case.prefix % case.page_size:
-        raise SettingsError(f"{text!r}: a prefix of {case.prefix} tokens is not of whole pages")
+    if case.phase == "decode" and case.prefix % case.page_size:
+        raise SettingsError(
+            f"{text!r}: rows share whole pages; {case.prefix} tokens are no multiple of "
+            f"{case.page_size}"
+        )
     return case
 
 

@@ -87,12 +87,12 @@ class Grid:
     def cases(self) -> list[tuple[Part, AttentionCase]]:
         """Return all cases, those of one phase, page size and heads together.
 
-        Raises:
-            SettingsError: a prefix is not of whole pages.
+        Of the published ones those that share a prefix need page sizes that divide it.
         """
         found: list[tuple[Part, AttentionCase]] = []
         for text in PUBLISHED if self.published else ():
-            cases = [parse_case(f"{text}:p{size}") for size in self.page_sizes]
+            sizes = [size for size in self.page_sizes if _fits(text, size)]
+            cases = [parse_case(f"{text}:p{size}") for size in sizes]
             found += [("published", case) for case in cases if case.phase in self.phases]
         shapes = [
             *(f"decode:{rows}x{context}" for rows in self.rows for context in self.contexts),
@@ -103,6 +103,12 @@ class Grid:
                 cases = [parse_case(f"{shape}:{heads}:p{size}") for shape in shapes]
                 found += [("grid", case) for case in cases if case.phase in self.phases]
         return found
+
+
+def _fits(text: str, page_size: int) -> bool:
+    """Return whether the prefix that a published case shares is of whole pages."""
+    phase, shape, _ = text.split(":")
+    return phase == "prefill" or int(shape.partition("+")[2] or 0) % page_size == 0
 
 
 def default_grid(device: torch.device) -> Grid:

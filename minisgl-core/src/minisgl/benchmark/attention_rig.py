@@ -3,25 +3,29 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from minisgl.attention.batch import Batch
+from minisgl.attention.batch import Batch, SharedPrefixes, list_groups
 from minisgl.attention.interface import AttentionBackend, AttentionContext, AttentionLayerSpec
 from minisgl.benchmark.attention_cases import AttentionCase, query_of
 from minisgl.benchmark.timing import Call, Timing, num_copies, time_calls
 from minisgl.kernel.jit import JitLoader
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.plugins.host import PluginHost
+from minisgl.plugins.records import BackendQuery
 from minisgl.plugins.selection import attention_record, select_kv_pool, select_ops
 from minisgl.settings import Settings
 from minisgl.testing.paged_rows import largest_error
 
 _MOST_LAYERS: Final = {"decode": 64, "prefill": 4}
 """A prefill finds K and V of its own tokens in the cache, where another kernel has just written."""
+
+_DECODE_LAYERS, _DECODE_BYTES = 8, 2**32
+"""Of a decode graph, at least: so many, as far as they take no more memory."""
 
 _SAMPLED_TOKENS: Final = 8
 
@@ -67,7 +71,7 @@ class AttentionRig:
     ) -> None:
         self._case, self._host, self._settings = case, host, settings
         self._device, self._dtype = device, dtype
-        self._query = query_of(case, device, dtype)
+        self._query = pool_query(case, host, settings, device, dtype)
         self._ops, self._jit = select_ops(host, self._query), JitLoader(device)
         num_layers = count_layers(case, device, dtype)
         spec = KVPoolSpec(
@@ -211,10 +215,29 @@ class AttentionRig:
             return backend.attend(self._q, self._layers[0], plan)
 
 
+def pool_query(
+    case: AttentionCase,
+    host: PluginHost,
+    settings: Settings,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> BackendQuery:
+    """Return what backends are asked about a case, with the layout of the pool that is set."""
+    query = query_of(case, device, dtype)
+    pool = select_kv_pool(host, query, settings.cache.pool, settings.backend_options)
+    return replace(query, kv_layout=pool.record.capabilities.kv_layout)
+
+
 def count_layers(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> int:
-    """Return the layers of a case's pool: together they hold much more than the device's cache."""
-    most = _MOST_LAYERS[case.phase]
-    return num_copies(case.kv_bytes(dtype.itemsize), device, most=most)
+    """Return the layers of a case's pool: together they hold much more than the device's cache.
+
+    Decode gets some more where they are small: the pause between two replays is shared by them.
+    """
+    num_bytes = case.kv_bytes(dtype.itemsize)
+    enough = num_copies(num_bytes, device, most=_MOST_LAYERS[case.phase])
+    if case.phase == "prefill":
+        return enough
+    return max(enough, min(_DECODE_LAYERS, _DECODE_BYTES // num_bytes))
 
 
 def sample_tokens(num_tokens: int) -> list[int]:
@@ -275,27 +298,42 @@ def make_batch(case: AttentionCase, device: torch.device) -> Batch:
         kv_lens_device=torch.from_numpy(kv_lens).to(device),
         page_table=torch.from_numpy(table).to(device),
         page_size=case.page_size,
+        shared=_shared_prefix(case, device),
     )
+
+
+def _shared_prefix(case: AttentionCase, device: torch.device) -> SharedPrefixes | None:
+    """Name the prefix that all decode rows share, for the backends that read it once."""
+    if not _shared_pages(case):
+        return None
+    group_of, tokens = np.zeros(case.num_rows, np.int32), np.array([case.prefix], np.int32)
+    parts = list_groups(group_of, tokens, case.num_rows)
+    members, groups, starts = (torch.from_numpy(part).to(device) for part in parts)
+    return SharedPrefixes(members=members, groups=groups, starts=starts)
 
 
 def count_pages(case: AttentionCase) -> int:
     """Return the pages that the rows of a case hold, those of a shared prefix once."""
-    own = int((-(-case.own_lens() // case.page_size)).sum())
-    prefixes = 1 if case.phase == "decode" else case.num_rows
-    return own + prefixes * (case.prefix // case.page_size)
+    return _shared_pages(case) + int(_own_pages(case).sum())
+
+
+def _shared_pages(case: AttentionCase) -> int:
+    return case.prefix // case.page_size if case.phase == "decode" else 0
+
+
+def _own_pages(case: AttentionCase) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Return how many pages each row has to itself, int32 ``[rows]``."""
+    return -(-case.kv_lens() // case.page_size) - np.int32(_shared_pages(case))
 
 
 def _page_table(case: AttentionCase) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
     """Return the pages of each row, in random order; decode rows begin with the same prefix."""
     pages = np.random.default_rng(0).permutation(np.arange(1, count_pages(case) + 1))
-    of_prefix = case.prefix // case.page_size
-    pages_of = -(-case.own_lens() // case.page_size)
-    table = np.zeros((case.num_rows, of_prefix + int(pages_of.max())), dtype=np.int32)
-    taken = 0
-    for row, count in enumerate(pages_of.tolist()):
-        if of_prefix and (row == 0 or case.phase == "prefill"):
-            table[row:, :of_prefix] = pages[taken : taken + of_prefix]
-            taken += of_prefix
-        table[row, of_prefix : of_prefix + count] = pages[taken : taken + count]
+    shared, own_pages = _shared_pages(case), _own_pages(case)
+    table = np.zeros((case.num_rows, shared + int(own_pages.max())), dtype=np.int32)
+    table[:, :shared] = pages[:shared]
+    taken = shared
+    for row, count in enumerate(own_pages.tolist()):
+        table[row, shared : shared + count] = pages[taken : taken + count]
         taken += count
     return table

@@ -15,12 +15,13 @@ class MoeContext:
 
     Attributes:
         device, dtype: of hidden states and weights.
-        num_experts: routed experts of a layer.
+        num_experts: routed experts of a layer, on all ranks together.
         top_k: experts a token.
         hidden_size: elements of a hidden state.
         intermediate_size: inner elements of one expert on this rank.
         activation: ``silu`` or ``gelu``: of the gate.
         max_num_tokens: most tokens of one launch.
+        held_experts: numbers of the experts whose weights this rank holds; ``None``: of all.
         jit: loads a backend's own CUDA sources.
     """
 
@@ -32,7 +33,13 @@ class MoeContext:
     intermediate_size: int
     activation: str
     max_num_tokens: int
+    held_experts: range | None = None
     jit: JitLoader = field(default_factory=JitLoader)
+
+    @property
+    def local_experts(self) -> range:
+        """The experts of this rank: weight ``i`` of a stack is that of ``local_experts[i]``."""
+        return range(self.num_experts) if self.held_experts is None else self.held_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +60,18 @@ class TuneRequest:
 
 
 class MoeBackend(ABC):
-    """Runs the routed experts of one layer."""
+    """Runs the routed experts of one layer that this rank holds.
+
+    ``num_local`` is ``len(context.local_experts)``: fewer than ``num_experts`` under expert
+    parallelism. Numbers of experts are always those of the whole layer.
+    """
 
     cuda_graphs: bool = False
     """``forward`` may be recorded: no shape depends on the routing, and nothing synchronises."""
 
-    @abstractmethod
+    def __init__(self, context: MoeContext) -> None:
+        self._top_k = context.top_k
+
     def forward(
         self,
         hidden: torch.Tensor,
@@ -68,15 +81,55 @@ class MoeBackend(ABC):
         *,
         renormalize: bool,
     ) -> torch.Tensor:
-        """Return the weighted sum of each token's experts, ``[T, hidden_size]``.
+        """Return ``route`` and ``run_experts`` behind one another, ``[T, hidden_size]``.
 
-        On a tensor-parallel rank the sum is partial; the layer reduces it.
+        A backend may override this to do both in fewer kernels.
 
         Args:
             hidden: ``[T, hidden_size]``.
+            router_logits: ``[T, num_experts]``.
+            gate_up: see ``run_experts``.
+            down: see there.
+            renormalize: see ``route``.
+        """
+        weights, experts = self.route(router_logits, renormalize=renormalize)
+        return self.run_experts(hidden, weights, experts, gate_up, down)
+
+    def route(
+        self, router_logits: torch.Tensor, *, renormalize: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose each token's experts: weights, float32, and numbers, int32; ``[T, top_k]`` both.
+
+        Args:
             router_logits: ``[T, num_experts]``; the softmax over all experts is taken in float32,
                 and of equally likely experts those of lower numbers are chosen.
-            gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``, gate rows first.
-            down: ``[num_experts, hidden_size, intermediate_size]``.
             renormalize: divide the chosen experts' weights by their sum.
+        """
+        # Not topk, which leaves open which of two equals it takes: bfloat16 logits often are equal.
+        order = router_logits.float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        weights, experts = (part[:, : self._top_k] for part in order)
+        if renormalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights, experts.to(torch.int32)
+
+    @abstractmethod
+    def run_experts(
+        self,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the weighted sum of each token's experts on this rank, ``[T, hidden_size]``.
+
+        Experts of other ranks add nothing: with several ranks the sum is partial, and whoever calls
+        this adds up the ranks' sums.
+
+        Args:
+            hidden: ``[T, hidden_size]``; ``T`` may be 0.
+            weights: float32, ``[T, top_k]``.
+            experts: int32, ``[T, top_k]``; those not in ``local_experts``, and -1, are skipped.
+            gate_up: ``[num_local, 2 * intermediate_size, hidden_size]``, gate rows first.
+            down: ``[num_local, hidden_size, intermediate_size]``.
         """

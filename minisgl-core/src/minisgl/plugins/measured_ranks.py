@@ -6,10 +6,16 @@ from typing import Final
 
 from minisgl.plugins.rank_table import RankTable
 
-SOURCE: Final = "by hand, from figures on an NVIDIA H200, before backends went through one grid"
-
 RANKS: Final[Mapping[str, RankTable]] = MappingProxyType(
     {
-        "triton": RankTable(source=SOURCE, prefill={(16, 2): 10}, decode={(16, 2): 10}),
+        "triton": RankTable(
+            source="by hand, from single figures on an NVIDIA H200",
+            prefill={
+                (16, 2): 10,
+            },
+            decode={
+                (16, 2): 10,
+            },
+        ),
     }
 )

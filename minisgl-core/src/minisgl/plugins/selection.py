@@ -301,9 +301,13 @@ def _choose(
                 f"{label}={choice!r} cannot run here: {verdict.reason}."
                 f" Usable: {', '.join(usable) or 'none'}."
             )
+        doubt = verdict if measured is None else judge(offer, query, phase, measured)
+        if doubt.rank is None:
+            logger.warning("%s=%r runs because it was named, but %s", label, choice, doubt.reason)
         row = Decision(
-            kind, offer.name, offer.distribution, phase, "chosen", verdict.rank, "", verdict.source
-        )
+            kind, offer.name, offer.distribution, phase, "chosen", verdict.rank, doubt.reason,
+            verdict.source,
+        )  # fmt: skip
         return offer, (row,)
     table = _explain(registry, kind, query, phase, measured)
     for row in table:

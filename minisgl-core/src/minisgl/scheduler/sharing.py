@@ -105,11 +105,7 @@ class PrefixSharing:
         Either all of them are one group, or they are grouped by what comes after their common
         columns, whichever saves more.
         """
-        table = self._table
-        limit = int(table.num_pages[rows].min())
-        pages = table.pages[rows, first:limit]
-        differs = (pages != pages[0]).any(axis=0)
-        common = first + (int(differs.argmax()) if differs.any() else limit - first)
+        table, common = self._table, self._common_columns(rows, first)
         together = [(rows, common)]
         longer = rows[table.num_pages[rows] > common]
         _, branch, sizes = np.unique(
@@ -121,6 +117,17 @@ class PrefixSharing:
         for number in np.flatnonzero(sizes > 1).tolist():
             apart += self._best(longer[branch == number], common)
         return apart if sum(map(_saved, apart)) > sum(map(_saved, together)) else together
+
+    def _common_columns(self, rows: RowArray, first: int) -> int:
+        """Return in how many columns the tables of ``rows`` are equal; in ``first`` they are."""
+        limit, width = int(self._table.num_pages[rows].min()), 8
+        while first < limit:
+            pages = self._table.pages[rows, first : min(first + width, limit)]
+            differs = (pages != pages[0]).any(axis=0)
+            if differs.any():
+                return first + int(differs.argmax())
+            first, width = first + pages.shape[1], 2 * width
+        return first
 
     def _among(self, order: DecodeSet) -> SharedGroups | None:
         """Return the known groups of these rows, if it pays to read their prefixes once."""

@@ -14,7 +14,7 @@ from minisgl.kernel.triton.activations import activate
 from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, multiply_add, wait_for_inputs
 from minisgl_moe_triton.configs import Tile
-from minisgl_moe_triton.routing import Tiles
+from minisgl_moe_triton.kernels.routing import Routed, Tiles
 
 _SUMMED = 1024
 
@@ -66,17 +66,17 @@ def down(
     return out
 
 
-def sum_parts(parts: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+def sum_parts(parts: torch.Tensor, routed: Routed, num_experts: int) -> torch.Tensor:
     """Return the sum ``[T, hidden]`` of each token's ``parts`` ``[T * top_k, hidden]``.
 
-    Parts whose expert is -1 were never written, and count as zero.
+    Parts of experts that are not held were never written, and count as zero.
     """
-    (tokens, top_k), hidden = experts.shape, parts.shape[1]
+    (tokens, top_k), hidden = routed.experts.shape, parts.shape[1]
     out = torch.empty((tokens, hidden), dtype=parts.dtype, device=parts.device)
     block = min(_SUMMED, triton.next_power_of_2(hidden))
     _sum_kernel[(tokens, -(-hidden // block))](
-        parts, experts, out, hidden, top_k, triton.next_power_of_2(top_k), block,
-        num_warps=4, launch_pdl=OVERLAP,
+        parts, routed.experts, out, routed.first, num_experts, hidden, top_k,
+        triton.next_power_of_2(top_k), block, num_warps=4, launch_pdl=OVERLAP,
     )  # fmt: skip
     return out
 
@@ -96,14 +96,12 @@ def _grouped_kernel(
     pid = tl.program_id(0)
     if pid >= num_tiles * columns:
         return
-    group = pid // (GROUP * columns) * GROUP
-    size = tl.minimum(num_tiles - group, GROUP)
-    inner = pid % (GROUP * columns)
-    tile_ptr = tiles_ptr + 1 + 3 * (group + inner % size)
+    tile, place = _tile_and_column(pid, num_tiles, columns, GROUP)
+    tile_ptr = tiles_ptr + 1 + 3 * tile
     expert = tl.load(tile_ptr).to(tl.int64)
     row = tl.load(tile_ptr + 1) + tl.arange(0, TILE_ROWS)
     real = row < tl.load(tile_ptr + 2)
-    column = inner // size * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
+    column = place * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     assignment = tl.load(order_ptr + row, real, 0)
     source = (assignment // TOP_K if GATED else row).to(tl.int64)
     # What is behind the last output is computed from the last one, and not stored.
@@ -126,17 +124,13 @@ def _grouped_kernel(
     for first in range(0, INPUTS, TILE_INPUTS):
         if INPUTS % TILE_INPUTS == 0:
             x = tl.load(x_ptrs, x_real, 0.0)
-            weight = tl.load(weight_ptrs)
         else:
             x = tl.load(x_ptrs, x_real & (x_k < INPUTS - first), 0.0)
-            weight = tl.load(weight_ptrs, weight_k < INPUTS - first, 0.0)
+        weight = _load_weight(weight_ptrs, weight_k, first, INPUTS, TILE_INPUTS)
         result = multiply_add(weight, x, result) if SWAPPED else multiply_add(x, weight, result)
         if GATED:
-            if INPUTS % TILE_INPUTS == 0:
-                weight = tl.load(weight_ptrs + OUTPUTS * INPUTS)
-            else:
-                ups = weight_ptrs + OUTPUTS * INPUTS
-                weight = tl.load(ups, weight_k < INPUTS - first, 0.0)
+            ups = weight_ptrs + OUTPUTS * INPUTS
+            weight = _load_weight(ups, weight_k, first, INPUTS, TILE_INPUTS)
             up = multiply_add(weight, x, up) if SWAPPED else multiply_add(x, weight, up)
         x_ptrs += TILE_INPUTS
         weight_ptrs += TILE_INPUTS
@@ -145,7 +139,7 @@ def _grouped_kernel(
         gate = result.to(dtype).to(tl.float32)
         result = activate(gate, up.to(dtype).to(tl.float32), dtype, GELU)
     else:
-        scale = tl.load(weights_ptr + assignment, real, 0.0)
+        scale = tl.load(weights_ptr + assignment, real, 0.0).to(dtype).to(tl.float32)
         result *= scale[None, :] if SWAPPED else scale[:, None]
     target = (row if GATED else assignment).to(tl.int64) * OUTPUTS
     inside = column < OUTPUTS
@@ -157,10 +151,27 @@ def _grouped_kernel(
         tl.store(out_ptrs, result.to(dtype), real[:, None] & inside[None, :])
 
 
-@dispatched
 @triton.jit
+def _tile_and_column(pid, num_tiles, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+    """Return which tile of rows and which of outputs: of ``GROUP`` tiles all, then the next."""
+    group = pid // (GROUP * COLUMNS) * GROUP
+    size = tl.minimum(num_tiles - group, GROUP)
+    inner = pid % (GROUP * COLUMNS)
+    return group + inner % size, inner // size
+
+
+@triton.jit
+def _load_weight(ptrs, k, first, INPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr):
+    if INPUTS % TILE_INPUTS == 0:
+        return tl.load(ptrs)
+    else:  # noqa: RET505 - only one of the two is compiled
+        return tl.load(ptrs, k < INPUTS - first, 0.0)
+
+
+@dispatched
+@triton.jit(do_not_specialize=["held", "experts"])
 def _sum_kernel(
-    parts_ptr, experts_ptr, out_ptr,
+    parts_ptr, experts_ptr, out_ptr, held, experts,
     HIDDEN: tl.constexpr, TOP_K: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -169,7 +180,8 @@ def _sum_kernel(
     inside = column < HIDDEN
     wait_for_inputs()
     known = place < TOP_K
-    chosen = tl.load(experts_ptr + token * TOP_K + place, known, -1) >= 0
+    expert = tl.load(experts_ptr + token * TOP_K + place, known, -1) - held
+    chosen = known & (expert >= 0) & (expert < experts)
     ptrs = parts_ptr + (token * TOP_K + place)[:, None] * HIDDEN + column[None, :]
     parts = tl.load(ptrs, chosen[:, None] & inside[None, :], 0.0).to(tl.float32)
     tl.store(

@@ -7,6 +7,7 @@ there can be, and the real one is on the device.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import triton
@@ -18,7 +19,7 @@ from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
 _TOKENS = 4
 """Tokens of a program of the router, one a warp."""
 
-_SORT_BLOCKS = (256, 1024, 4096)
+SORT_BLOCKS: Final = (256, 1024, 4096)
 """Assignments that a program of the sort reads at once: the first that holds all, or the last."""
 
 
@@ -27,12 +28,15 @@ class Routed:
     """What the router chose, a row a token.
 
     Attributes:
-        experts: int32 ``[T, top_k]``, the likeliest first; of equals the lower number.
-        weights: float32 ``[T, top_k]``, rounded to the dtype of the hidden states.
+        experts: int32 ``[T, top_k]``, contiguous, numbers of the whole layer.
+        weights: float32 ``[T, top_k]``, contiguous.
+        first: number of the expert whose weights come first in this rank's stacks. Those that the
+            stacks do not hold are skipped, and so is -1.
     """
 
     experts: torch.Tensor
     weights: torch.Tensor
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +58,38 @@ class Tiles:
 
 
 def route(
-    logits: torch.Tensor, top_k: int, dtype: torch.dtype, *, renormalize: bool
-) -> Routed:
-    """Choose each token's experts by the softmax of ``logits`` ``[T, E]``, in float32."""
+    logits: torch.Tensor, top_k: int, *, renormalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights and numbers of each token's experts: see ``MoeBackend.route``."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
     tokens, experts = logits.shape
     chosen = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
     _route_kernel[(-(-tokens // _TOKENS),)](
         logits, chosen, weights, logits.stride(0), tokens, experts, top_k, renormalize,
-        _DTYPES[dtype], _TOKENS, triton.next_power_of_2(experts), triton.next_power_of_2(top_k),
+        _TOKENS, triton.next_power_of_2(experts), triton.next_power_of_2(top_k),
         num_warps=_TOKENS, launch_pdl=OVERLAP,
     )  # fmt: skip
-    return Routed(chosen, weights)
+    return weights, chosen
 
 
-def sort_by_expert(chosen: torch.Tensor, num_experts: int, tile_rows: int) -> Tiles:
-    """Sort the assignments ``chosen`` ``[T, top_k]``; those to expert -1 are left out."""
+def sort_by_expert(routed: Routed, num_experts: int, tile_rows: int) -> Tiles:
+    """Sort the assignments; those to experts that are not held are left out.
+
+    Args:
+        routed: experts of each token.
+        num_experts: that are held.
+        tile_rows: rows of a tile.
+    """
+    chosen = routed.experts
     num = chosen.numel()
     most = most_tiles(num, num_experts, tile_rows)
     order = torch.empty(num, dtype=torch.int32, device=chosen.device)
     tiles = torch.empty(1 + 3 * most, dtype=torch.int32, device=chosen.device)
-    block = next((block for block in _SORT_BLOCKS if block >= num), _SORT_BLOCKS[-1])
+    block = next((block for block in SORT_BLOCKS if block >= num), SORT_BLOCKS[-1])
     _sort_kernel[(num_experts,)](
-        chosen, order, tiles, num, num_experts, tile_rows,
+        chosen, order, tiles, num, routed.first, num_experts, tile_rows,
         triton.next_power_of_2(num_experts + 1), block,
         num_warps=4 if block <= 1024 else 8, launch_pdl=OVERLAP,
     )  # fmt: skip
@@ -89,19 +102,12 @@ def most_tiles(num_assignments: int, num_experts: int, tile_rows: int) -> int:
     return begun + (num_assignments - begun) // tile_rows
 
 
-_DTYPES = {
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float32: tl.float32,
-}
-
-
 @dispatched
 @triton.jit(do_not_specialize=["stride", "tokens"])
 def _route_kernel(
     logits_ptr, experts_ptr, weights_ptr, stride, tokens,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, DTYPE: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """``TOKENS`` tokens: the largest probability, ``TOP_K`` times."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -125,7 +131,6 @@ def _route_kernel(
         rest = tl.where(expert[None, :] == which[:, None], -1.0, rest)
     if RENORMALIZE:
         weights /= tl.sum(weights, axis=1)[:, None]
-    weights = weights.to(DTYPE).to(tl.float32)
     places = token[:, None] * TOP_K + place[None, :]
     mask = here & (place < TOP_K)[None, :]
     tl.store(experts_ptr + places, chosen, mask)
@@ -133,9 +138,9 @@ def _route_kernel(
 
 
 @dispatched
-@triton.jit(do_not_specialize=["num"])
+@triton.jit(do_not_specialize=["num", "held"])
 def _sort_kernel(
-    chosen_ptr, order_ptr, tiles_ptr, num,
+    chosen_ptr, order_ptr, tiles_ptr, num, held,
     EXPERTS: tl.constexpr, TILE_ROWS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The rows and tiles of one expert: every program counts all assignments."""
@@ -145,9 +150,10 @@ def _sort_kernel(
     counts = tl.zeros((BINS,), tl.int32)
     for first in range(0, num, BLOCK):
         here = first + place < num
-        chosen = tl.load(chosen_ptr + first + place, here, -1)
-        # Whatever is no expert goes to a bin behind them.
-        counts += tl.histogram(tl.where(chosen < 0, EXPERTS, chosen), BINS)
+        chosen = tl.load(chosen_ptr + first + place, here, -1) - held
+        # Whatever is not held goes to a bin behind them.
+        known = here & (chosen >= 0) & (chosen < EXPERTS)
+        counts += tl.histogram(tl.where(known, chosen, EXPERTS), BINS)
     counts = tl.where(bins < EXPERTS, counts, 0)
     before = bins < mine
     begun = (counts + TILE_ROWS - 1) // TILE_ROWS
@@ -165,8 +171,9 @@ def _sort_kernel(
         tl.store(ptrs + 2, end, start < count)
     for first in range(0, num, BLOCK):
         here = first + place < num
-        chosen = tl.load(chosen_ptr + first + place, here, -1)
-        matches = (chosen == mine).to(tl.int32)
+        chosen = tl.load(chosen_ptr + first + place, here, -1) - held
+        found = here & (chosen == mine)
+        matches = found.to(tl.int32)
         rank = tl.cumsum(matches, axis=0) - 1
-        tl.store(order_ptr + row + rank, first + place, chosen == mine)
+        tl.store(order_ptr + row + rank, first + place, found)
         row += tl.sum(matches, axis=0)

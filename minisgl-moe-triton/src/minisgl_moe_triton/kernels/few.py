@@ -12,6 +12,7 @@ from minisgl.kernel.triton.activations import activate
 from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
 from minisgl_moe_triton.configs import Columns
+from minisgl_moe_triton.kernels.routing import Routed
 
 _OVERLAP = tl.constexpr(OVERLAP)
 
@@ -19,7 +20,7 @@ _OVERLAP = tl.constexpr(OVERLAP)
 def few_gate_up(
     hidden: torch.Tensor,
     weight: torch.Tensor,
-    experts: torch.Tensor,
+    routed: Routed,
     columns: Columns,
     *,
     gelu: bool,
@@ -29,52 +30,48 @@ def few_gate_up(
     Args:
         hidden: ``[T, hidden]``, contiguous.
         weight: ``[E, 2 * inner, hidden]``, gate rows first.
-        experts: int32 ``[T, top_k]``.
+        routed: experts of each token.
         columns: outputs of a program.
         gelu: the activation; else SiLU.
     """
     outputs, inputs = weight.shape[1] // 2, weight.shape[2]
-    num = experts.numel()
+    num, top_k = routed.experts.numel(), routed.experts.shape[1]
     out = torch.empty((num, outputs), dtype=hidden.dtype, device=hidden.device)
     block = min(columns.inputs, triton.next_power_of_2(inputs))
     _few_gate_up_kernel[(-(-outputs // columns.outputs), num)](
-        hidden, weight, experts, out, outputs, inputs, experts.shape[1], gelu, columns.outputs,
-        block, num_warps=columns.warps, launch_pdl=OVERLAP,
+        hidden, weight, routed.experts, out, routed.first, len(weight), outputs, inputs, top_k,
+        gelu, columns.outputs, block, num_warps=columns.warps, launch_pdl=OVERLAP,
     )  # fmt: skip
     return out
 
 
 def few_down(
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    experts: torch.Tensor,
-    weights: torch.Tensor,
-    columns: Columns,
+    rows: torch.Tensor, weight: torch.Tensor, routed: Routed, columns: Columns
 ) -> torch.Tensor:
     """Return the weighted sums ``[T, hidden]`` of ``rows`` ``[T * top_k, inner]``.
 
     Args:
         rows: of the first product.
         weight: ``[E, hidden, inner]``.
-        experts, weights: ``[T, top_k]``, of the router.
+        routed: experts and weights of each token.
         columns: outputs of a program.
     """
     outputs, inputs = weight.shape[1], weight.shape[2]
-    tokens, top_k = experts.shape
+    tokens, top_k = routed.experts.shape
     out = torch.empty((tokens, outputs), dtype=rows.dtype, device=rows.device)
     block = min(columns.inputs, triton.next_power_of_2(inputs))
     _few_down_kernel[(-(-outputs // columns.outputs), tokens)](
-        rows, weight, experts, weights, out, outputs, inputs, top_k,
-        triton.next_power_of_2(top_k), columns.outputs, block,
+        rows, weight, routed.experts, routed.weights, out, routed.first, len(weight), outputs,
+        inputs, top_k, triton.next_power_of_2(top_k), columns.outputs, block,
         num_warps=columns.warps, launch_pdl=OVERLAP,
     )  # fmt: skip
     return out
 
 
 @dispatched
-@triton.jit
+@triton.jit(do_not_specialize=["held", "experts"])
 def _few_gate_up_kernel(
-    x_ptr, weight_ptr, experts_ptr, out_ptr,
+    x_ptr, weight_ptr, experts_ptr, out_ptr, held, experts,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, TOP_K: tl.constexpr, GELU: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -84,8 +81,8 @@ def _few_gate_up_kernel(
     k = tl.arange(0, BLOCK)
     here = (column < OUTPUTS)[:, None]
     wait_for_inputs()
-    expert = tl.load(experts_ptr + assignment).to(tl.int64)
-    if expert < 0:
+    expert = tl.load(experts_ptr + assignment).to(tl.int64) - held
+    if (expert < 0) | (expert >= experts):
         return
     places = (expert * (2 * OUTPUTS) + column)[:, None] * INPUTS
     gate = tl.zeros((COLUMNS, BLOCK), tl.float32)
@@ -108,9 +105,9 @@ def _few_gate_up_kernel(
 
 
 @dispatched
-@triton.jit
+@triton.jit(do_not_specialize=["held", "experts"])
 def _few_down_kernel(
-    x_ptr, weight_ptr, experts_ptr, weights_ptr, out_ptr,
+    x_ptr, weight_ptr, experts_ptr, weights_ptr, out_ptr, held, experts,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, TOP_K: tl.constexpr, PLACES: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -124,9 +121,11 @@ def _few_down_kernel(
     place, k = tl.arange(0, PLACES), tl.arange(0, BLOCK)
     assignment = token * TOP_K + place
     known = place < TOP_K
-    expert = tl.load(experts_ptr + assignment, known, -1, cache_modifier=".cg").to(tl.int64)
+    expert = tl.load(experts_ptr + assignment, known, -1, cache_modifier=".cg").to(tl.int64) - held
+    dtype = out_ptr.dtype.element_ty
     scale = tl.load(weights_ptr + assignment, known, 0.0, cache_modifier=".cg")
-    real = expert >= 0
+    scale = scale.to(dtype).to(tl.float32)
+    real = known & (expert >= 0) & (expert < experts)
     here = real[:, None, None] & (column < OUTPUTS)[None, :, None]
     places = ((expert * OUTPUTS)[:, None] + column[None, :])[:, :, None] * INPUTS
     inside = here & (k < INPUTS)[None, None, :]
@@ -145,5 +144,4 @@ def _few_down_kernel(
         x = tl.load(x_ptrs + first, mask, 0.0).to(tl.float32)
         total += weight.to(tl.float32) * (x * scale[:, None])[:, None, :]
     sums = tl.sum(tl.sum(total, axis=2), axis=0)
-    out = sums.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + token * OUTPUTS + column, out, column < OUTPUTS)
+    tl.store(out_ptr + token * OUTPUTS + column, sums.to(dtype), column < OUTPUTS)
