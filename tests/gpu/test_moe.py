@@ -1,5 +1,6 @@
 """The backend ``triton`` on a card: the contract, real sizes, and an engine that records it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -38,7 +39,7 @@ class OnCard(MoeBackendContract):
         Sizes(5, 3, 72, 40),
         Sizes(6, 1, 33, 17),
     )
-    num_tokens = (1, 7, 64, 500)
+    num_tokens: ClassVar[Sequence[int]] = (1, 7, 64, 500)
     launches: ClassVar[tuple[Launch, ...]]
 
     def create(self, context: MoeContext) -> MoeBackend:
@@ -69,7 +70,7 @@ class TestQwen330BA3B(MoeBackendContract):
     device = "cuda"
     dtype = torch.bfloat16
     sizes = (Sizes(128, 8, 2048, 768),)
-    num_tokens = (1, 16, 256, 4096)
+    num_tokens: ClassVar[Sequence[int]] = (1, 16, 256, 4096)
     activations = ("silu",)
 
     def create(self, context: MoeContext) -> MoeBackend:
@@ -95,6 +96,8 @@ def test_an_engine_records_it_and_agrees_with_the_reference(tmp_path: Path) -> N
         answers.append([result.logprobs for result in results])
     for fast, right in zip(*answers, strict=True):
         # Tokens of equal probability may part the two later; the first is of the prompt alone.
+        assert fast is not None
+        assert right is not None
         assert abs(fast[0].logprob - right[0].logprob) < 0.05
 
 

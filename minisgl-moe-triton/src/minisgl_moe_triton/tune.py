@@ -21,6 +21,7 @@ from minisgl_moe_triton import candidates
 from minisgl_moe_triton.backend import run_launch
 from minisgl_moe_triton.configs import (
     TOKENS,
+    Columns,
     Few,
     Grouped,
     Launch,
@@ -142,15 +143,22 @@ class Search:
     ) -> Launch:
         context = self._context
         places = triton.next_power_of_2(context.top_k)
+        rows = self._random(len(hidden) * context.top_k, context.intermediate_size)
+
+        def first_product(how: Columns, to: Routed) -> torch.Tensor:
+            return few_gate_up(hidden, self._gate_up, to, how, gelu=self._gelu)
+
+        def second_product(how: Columns, to: Routed) -> torch.Tensor:
+            return few_down(rows, self._down, to, how)
+
         first = self._search(
             candidates.columns(context.hidden_size, 2),
-            lambda how, to: few_gate_up(hidden, self._gate_up, to, how, gelu=self._gelu),
+            first_product,
             routed, _share(deadline, 2),
         )  # fmt: skip
-        rows = self._random(len(hidden) * context.top_k, context.intermediate_size)
         second = self._search(
             candidates.columns(context.intermediate_size, places),
-            lambda how, to: few_down(rows, self._down, to, how),
+            second_product,
             routed, deadline,
         )  # fmt: skip
         return Few(tokens=len(hidden), gate_up=first, down=second)
@@ -203,6 +211,7 @@ class Search:
                 seconds = time_on_gpu(
                     [lambda to=to, option=option: run(option, to) for to in inputs]
                 )
+                logger.debug("%.1f us: %s", 1e6 * seconds, option)
                 if seconds < least:
                     best, least = option, seconds
             if deadline is not None and time.monotonic() > deadline and best is not None:

@@ -276,7 +276,7 @@ def sum_in_float64(
     """Return the weighted sum ``[T, hidden]`` of each token's experts that are ``held``."""
     hidden = inputs.hidden.double()
     out = torch.zeros_like(hidden)
-    for expert in set(chosen.unique().tolist()) & set(held):
+    for expert in sorted(set(chosen.flatten().tolist()) & set(held)):
         tokens, place = (chosen == expert).nonzero(as_tuple=True)
         both = F.linear(hidden[tokens], inputs.gate_up[expert].double())
         gate, up = both.chunk(2, dim=-1)
