@@ -11,7 +11,7 @@ from minisgl_attn_fa.edges import pages_by_tma
 from minisgl_attn_fa.installed import VersionName
 from minisgl_attn_fa.measured_ranks import RANKS
 
-_FA3 = 90
+_FA3 = 80
 """Below FlashInfer."""
 
 _NOT_MEASURED = 5
