@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -17,8 +18,8 @@ from support.tiny_models import write_tiny_model
 PLUGIN = "minisgl_moe_triton.plugin"
 
 
-def query(**changes: object) -> BackendQuery:
-    values: dict[str, object] = {
+def query(**changes: Any) -> BackendQuery:
+    values: dict[str, Any] = {
         "device": "cuda", "compute_capability": (9, 0), "dtype": "bfloat16",
         "kv_dtype": "bfloat16", "page_size": 16, "num_q_heads": 32, "num_kv_heads": 4,
         "head_dim": 128, "num_experts": 128,

@@ -61,12 +61,15 @@ def tune(context: MoeContext, request: TuneRequest) -> str:
     began = time.monotonic()
     counts = request.tokens or tuple(one for one in TOKENS if one <= context.max_num_tokens)
     deadline = None if request.time_limit_s is None else began + request.time_limit_s
-    lines, found = [], []
+    lines: list[str] = []
+    found: list[Launch] = []
     with torch.inference_mode(), progress_bar(show=request.progress, unit="launch") as bar:
         search = Search(context, bar.update)
         for place, tokens in enumerate(counts):
             bar.set_description(f"{tokens} tokens")
             now = time.monotonic()
+            if deadline is not None and now > deadline and found:
+                break
             share = None if deadline is None else now + (deadline - now) / (len(counts) - place)
             launch, seconds = search.fastest(tokens, share)
             found.append(launch)
@@ -204,13 +207,10 @@ class Search:
         while batch := list(islice(remaining, _BATCH)):
             calls = [partial(run, option, inputs[0]) for option in batch]
             for option, usable in zip(batch, compile_in_parallel(calls), strict=True):
-                late = deadline is not None and time.monotonic() > deadline
                 self._advance(1)
-                if not usable or (late and best is not None):
+                if not usable:
                     continue
-                seconds = time_on_gpu(
-                    [lambda to=to, option=option: run(option, to) for to in inputs]
-                )
+                seconds = time_on_gpu([partial(run, option, one) for one in inputs])
                 logger.debug("%.1f us: %s", 1e6 * seconds, option)
                 if seconds < least:
                     best, least = option, seconds
