@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from minisgl.benchmark.attention_cases import AttentionCase, parse_case, query_of
+from minisgl.benchmark.attention_cases import AttentionCase, parse_case
 from minisgl.benchmark.attention_grid import Part
-from minisgl.benchmark.attention_rig import AttentionRig, Run, count_layers, count_pages
+from minisgl.benchmark.attention_rig import AttentionRig, Run, count_layers, count_pages, pool_query
 from minisgl.benchmark.timing import Target
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.records import BackendQuery, Phase
@@ -22,7 +22,10 @@ logger = logging.getLogger(__name__)
 Status = Literal["ok", "wrong", "refused", "failed", "skipped"]
 
 SHORTEST_S: Final = 0.002
-"""Least seconds of one measurement of a cell: there are some two thousand."""
+"""Least seconds of one measurement of a cell: there are some fourteen hundred."""
+
+_PUBLISHED_TIMES: Final = 5
+"""So much longer are published cases measured, which are few."""
 
 
 _NOT_TRIED: Final = "it has rank 0 here, so that no engine tries it; --backends measures it"
@@ -169,7 +172,8 @@ class CellBench:
 
     def _left_out(self, case: AttentionCase) -> dict[str, tuple[Status, str]]:
         """Return why backends are not tried at a case, by qualified name."""
-        query = query_of(case, self._target.device, self._target.dtype)
+        target = self._target
+        query = pool_query(case, self._host, self._settings, target.device, target.dtype)
         if (case.phase, query) not in self._known:
             found: dict[str, tuple[Status, str]] = {}
             rows = [row for row in explain_attention(self._host, query) if row.phase == case.phase]
@@ -194,7 +198,8 @@ class CellBench:
 
     def _cell(self, rig: AttentionRig, part: Part, case: AttentionCase, name: str) -> Cell:
         try:
-            run = rig.run(name, self._target.shortest_s)
+            longer = _PUBLISHED_TIMES if part == "published" else 1
+            run = rig.run(name, self._target.shortest_s * longer)
             error = rig.largest_error(run)
         except Exception as exception:  # one broken kernel must not hide the others
             logger.debug("%s on %s failed", case, name, exc_info=exception)
@@ -230,7 +235,7 @@ class CellBench:
 
 
 def usable_backends(
-    host: PluginHost, cases: Sequence[AttentionCase], target: Target
+    host: PluginHost, settings: Settings, cases: Sequence[AttentionCase], target: Target
 ) -> tuple[list[str], dict[str, str]]:
     """Return the backends that can run any of the cases, and the reason against each other one.
 
@@ -240,7 +245,9 @@ def usable_backends(
     Returns:
         Qualified names; reasons by qualified name.
     """
-    queries = {(one.phase, query_of(one, target.device, target.dtype)) for one in cases}
+    queries = {
+        (one.phase, pool_query(one, host, settings, target.device, target.dtype)) for one in cases
+    }
     best: dict[str, int] = {}
     reasons: dict[str, str] = {}
     for phase, query in queries:

@@ -16,6 +16,7 @@ from minisgl.benchmark.timing import Call, Timing, num_copies, time_calls
 from minisgl.kernel.jit import JitLoader
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
 from minisgl.plugins.host import PluginHost
+from minisgl.plugins.records import BackendQuery
 from minisgl.plugins.selection import attention_record, select_kv_pool, select_ops
 from minisgl.settings import Settings
 from minisgl.testing.paged_rows import largest_error
@@ -23,7 +24,7 @@ from minisgl.testing.paged_rows import largest_error
 _MOST_LAYERS: Final = {"decode": 64, "prefill": 4}
 """A prefill finds K and V of its own tokens in the cache, where another kernel has just written."""
 
-_DECODE_LAYERS, _DECODE_BYTES = 8, 2**32
+_DECODE_LAYERS, _DECODE_BYTES = 8, 2**33
 """Of a decode graph, at least: so many, as far as they take no more memory."""
 
 _SAMPLED_TOKENS: Final = 8
@@ -70,7 +71,7 @@ class AttentionRig:
     ) -> None:
         self._case, self._host, self._settings = case, host, settings
         self._device, self._dtype = device, dtype
-        self._query = query_of(case, device, dtype)
+        self._query = pool_query(case, host, settings, device, dtype)
         self._ops, self._jit = select_ops(host, self._query), JitLoader(device)
         num_layers = count_layers(case, device, dtype)
         spec = KVPoolSpec(
@@ -82,7 +83,6 @@ class AttentionRig:
             device=device,
         )
         chosen = select_kv_pool(host, self._query, settings.cache.pool, settings.backend_options)
-        self._query = replace(self._query, kv_layout=chosen.record.capabilities.kv_layout)
         self._pool: KVCachePool = chosen.record.create(spec, chosen.settings)
         self._pool.allocate(count_pages(case) + 1)
         for index in range(num_layers):
@@ -213,6 +213,19 @@ class AttentionRig:
         plan, _ = self.plan(backend)
         with torch.inference_mode():
             return backend.attend(self._q, self._layers[0], plan)
+
+
+def pool_query(
+    case: AttentionCase,
+    host: PluginHost,
+    settings: Settings,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> BackendQuery:
+    """Return what backends are asked about a case, with the layout of the pool that is set."""
+    query = query_of(case, device, dtype)
+    pool = select_kv_pool(host, query, settings.cache.pool, settings.backend_options)
+    return replace(query, kv_layout=pool.record.capabilities.kv_layout)
 
 
 def count_layers(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> int:

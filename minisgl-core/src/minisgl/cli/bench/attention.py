@@ -124,7 +124,9 @@ def run_grid(
     target = replace(target, shortest_s=min(SHORTEST_S, target.shortest_s))
     refused: dict[str, str] = {}
     if args.backends is None:
-        backends, refused = usable_backends(host, [case for _, case in cases], target)
+        backends, refused = usable_backends(
+            host, resolved.settings, [case for _, case in cases], target
+        )
     else:
         backends = list(dict.fromkeys(host.attention.get(name).qualified for name in args.backends))
     print(format_head(backends, refused, len(cases)), flush=True)
