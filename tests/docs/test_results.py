@@ -160,7 +160,7 @@ def test_kernels_get_a_table_of_their_own():
         "ops": [{**line, "us": 2.25, "rate": 2.29e12, "kind": "bytes", "fraction": 0.5}],
     }
     text = script.render({"k.json": record}, RIVALS)
-    assert "reads 4,580 GB/s (a sum) and computes 787 TFLOP/s" in text
+    assert "reads 4,580 GB/s (a reduction) and computes 787 TFLOP/s" in text
     assert "| decode | x | - | - | - | needs \\| a GPU |" in text
     assert "| rms_norm:1 | x | 2.2 | 2,290 | - | 50% |" in text
 

@@ -33,6 +33,9 @@ UNEVEN: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": {"tie_word_embeddings": True},
     "Qwen3ForCausalLM": {"attention_bias": True},
     "Qwen3MoeForCausalLM": {"intermediate_size": 97, "num_experts": 5},
+    "MixtralForCausalLM": {"intermediate_size": 97, "num_local_experts": 5},
+    "Qwen2MoeForCausalLM": {"moe_intermediate_size": 31, "shared_expert_intermediate_size": 41},
+    "OlmoeForCausalLM": {"intermediate_size": 53, "attention_bias": True},
 }
 
 
@@ -55,7 +58,10 @@ def make_model(folder: Path, architecture: str) -> Model:
         [*(shared if place % 2 else []), *random.integers(3, 263, size=length).tolist()]
         for place, length in enumerate(lengths)
     ]
-    judge = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    # transformers multiplies experts of sizes that are no multiples of 16 bytes one by one only.
+    judge = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, experts_implementation="eager"
+    )
     return path, greedy(judge, prompts, MAX_TOKENS, EOS_TOKEN_IDS)
 
 
@@ -66,7 +72,11 @@ def make_model(folder: Path, architecture: str) -> Model:
         # Shards of every architecture on 1 to 8 ranks: tests/models/test_tensor_parallel.py.
         *(("MistralForCausalLM", 2), ("Qwen2ForCausalLM", 2), ("Qwen3ForCausalLM", 2)),
         pytest.param("LlamaForCausalLM", 4, marks=pytest.mark.slow),
+        *(("MixtralForCausalLM", 2), ("Qwen2MoeForCausalLM", 2), ("OlmoeForCausalLM", 2)),
         pytest.param("Qwen3MoeForCausalLM", 4, marks=pytest.mark.slow),
+        pytest.param("MixtralForCausalLM", 4, marks=pytest.mark.slow),
+        pytest.param("Qwen2MoeForCausalLM", 4, marks=pytest.mark.slow),
+        pytest.param("OlmoeForCausalLM", 4, marks=pytest.mark.slow),
     ],
 )
 def test_every_number_of_ranks_is_exact_under_page_pressure(

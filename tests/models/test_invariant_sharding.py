@@ -5,7 +5,13 @@ from typing import Any
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, Qwen3MoeConfig
+from transformers import (
+    LlamaConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from minisgl.layers.base import shard_heads
 from minisgl.models.interface import BaseLLMModel
@@ -50,12 +56,20 @@ def shapes(draw: st.DrawFn) -> tuple[int, type, dict[str, Any]]:
     if dense:
         found |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
         return size, LlamaConfig, found
-    found |= {
-        "num_experts": draw(st.integers(1, 4)),
-        "num_experts_per_tok": 1,
-        "moe_intermediate_size": draw(st.integers(1, 20)),
-    }
-    return size, Qwen3MoeConfig, found
+    experts, inner = draw(st.integers(1, 4)), draw(st.integers(1, 20))
+    found |= {"num_experts_per_tok": 1, "eos_token_id": 2, "pad_token_id": 0}
+    kind = draw(st.sampled_from((Qwen3MoeConfig, MixtralConfig, Qwen2MoeConfig, OlmoeConfig)))
+    if kind is OlmoeConfig:  # whose heads are as wide together as a hidden state
+        del found["head_dim"]
+        found |= {"hidden_size": 4 * q_heads}
+    if kind in {OlmoeConfig, MixtralConfig}:
+        found |= {"intermediate_size": inner}
+    else:
+        found |= {"moe_intermediate_size": inner}
+    found |= {"num_local_experts" if kind is MixtralConfig else "num_experts": experts}
+    if kind is Qwen2MoeConfig:
+        found |= {"shared_expert_intermediate_size": draw(st.integers(1, 20))}
+    return size, kind, found
 
 
 def divisors(size: int) -> st.SearchStrategy[int]:

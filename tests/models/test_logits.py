@@ -40,6 +40,36 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"decoder_sparse_step": 2, "mlp_only_layers": []},
     ),
     "moe window": ("Qwen3MoeForCausalLM", {"use_sliding_window": True, "sliding_window": 12}),
+    "moe one expert a token": ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 1}),
+    "moe all experts": ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 6}),
+    "moe gelu": ("Qwen3MoeForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}),
+    "mixtral without window": ("MixtralForCausalLM", {"sliding_window": None}),
+    "mixtral wide heads": ("MixtralForCausalLM", {"head_dim": 16}),
+    "mixtral jitter": ("MixtralForCausalLM", {"router_jitter_noise": 0.5}),
+    "qwen2 moe renormalized": ("Qwen2MoeForCausalLM", {"norm_topk_prob": True}),
+    "qwen2 moe every second layer": (
+        "Qwen2MoeForCausalLM",
+        {"decoder_sparse_step": 2, "mlp_only_layers": []},
+    ),
+    "qwen2 moe without biases": ("Qwen2MoeForCausalLM", {"qkv_bias": False}),
+    "qwen2 moe windows": (
+        "Qwen2MoeForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2},
+    ),
+    "qwen2 moe layer types": (
+        "Qwen2MoeForCausalLM",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "qwen2 moe gelu": ("Qwen2MoeForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}),
+    "olmoe without limit": ("OlmoeForCausalLM", {"clip_qkv": None}),
+    "olmoe no groups": ("OlmoeForCausalLM", {"num_key_value_heads": None}),
+    "olmoe renormalized": ("OlmoeForCausalLM", {"norm_topk_prob": True}),
+    "olmoe biases": ("OlmoeForCausalLM", {"attention_bias": True}),
+    "olmoe tied": ("OlmoeForCausalLM", {"tie_word_embeddings": True}),
 }
 
 ROPE = {

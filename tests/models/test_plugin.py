@@ -13,7 +13,7 @@ def test_plugin_imports_neither_torch_nor_transformers():
         "import sys\n"
         "sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "import minisgl_models.plugin as plugin\n"
-        "assert len(list(plugin.minisgl_models())) == 5\n"
+        "assert len(list(plugin.minisgl_models())) == 8\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

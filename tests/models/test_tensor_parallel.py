@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen3MoeConfig
+from transformers import (
+    LlamaConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from minisgl.errors import SettingsError
 from minisgl.layers.base import shard_heads
@@ -18,18 +24,33 @@ PROMPT = torch.randint(3, 263, (40,), generator=torch.Generator().manual_seed(2)
 HEADS = {1: (8, 2), 2: (8, 2), 3: (6, 3), 4: (8, 2), 5: (10, 1), 6: (12, 3), 7: (14, 7), 8: (8, 2)}
 
 
+EXPERTS: dict[str, tuple[type, dict[str, Any]]] = {
+    "qwen3": (Qwen3MoeConfig, {"num_experts": 3, "moe_intermediate_size": 11, "head_dim": 4}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 3, "intermediate_size": 11, "head_dim": 4}),
+    "qwen2": (
+        Qwen2MoeConfig,
+        {
+            "num_experts": 3,
+            "moe_intermediate_size": 11,
+            "shared_expert_intermediate_size": 13,
+            "head_dim": 4,
+        },
+    ),
+    "olmoe": (OlmoeConfig, {"num_experts": 3, "intermediate_size": 11, "attention_bias": True}),
+}
+
+
 def build_ranks(size, config_class, **values):
     q_heads, kv_heads = HEADS[size]
+    common = {"intermediate_size": 37, "num_experts_per_tok": 2, "eos_token_id": 2}
     config = config_class(
         vocab_size=263,
-        hidden_size=3 * q_heads,
-        intermediate_size=37,
+        hidden_size=4 * q_heads,
         num_hidden_layers=2,
         num_attention_heads=q_heads,
         num_key_value_heads=kv_heads,
-        head_dim=4,
         max_position_embeddings=64,
-        **values,
+        **{**common, **values},
     )
     architecture = config_class.__name__.replace("Config", "ForCausalLM")
     config.architectures = [architecture]
@@ -51,15 +72,24 @@ def random_checkpoint(models):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("size", range(1, 9))
-@pytest.mark.parametrize("kind", ["dense", "moe"])
-def test_shards_gather_to_the_checkpoint(kind, size, tied):
+@pytest.mark.parametrize(
+    ("kind", "stacked"),
+    [("dense", False), *((kind, stacked) for kind in EXPERTS for stacked in (False, True))],
+)
+def test_shards_gather_to_the_checkpoint(kind, size, tied, stacked):
     if kind == "dense":
-        values: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
+        values: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "head_dim": 3}
         models = build_ranks(size, LlamaConfig, tie_word_embeddings=tied, **values)
     else:
-        values = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 11}
-        models = build_ranks(size, Qwen3MoeConfig, tie_word_embeddings=tied, **values)
+        config_class, values = EXPERTS[kind]
+        models = build_ranks(size, config_class, tie_word_embeddings=tied, **values)
+        if stacked:
+            names = {f"model.layers.{i}.mlp.experts.gate_up_proj" for i in range(2)}
+            for model in models:
+                for layer in model.layers():
+                    layer.prepare_loading(frozenset(names))
     checkpoint = random_checkpoint(models)
+    assert any(name.endswith("experts.gate_up_proj") for name in checkpoint) is stacked
     assert ("lm_head.weight" in checkpoint) is not tied
     gathered = {name: torch.full_like(tensor, -1) for name, tensor in checkpoint.items()}
     for model in models:
@@ -80,8 +110,8 @@ def test_shards_gather_to_the_checkpoint(kind, size, tied):
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_ranks_agree_with_one(architecture, size, tmp_path):
-    overrides = {} if architecture.startswith("Qwen2") else {"attention_bias": True}
-    if architecture == "MistralForCausalLM":
+    overrides: dict[str, Any] = {"attention_bias": True}
+    if architecture.startswith(("Qwen2", "Mi")):  # theirs are fixed
         overrides = {}
     folder = write_tiny_model(tmp_path, architecture, **overrides)
     expected = logits_of(*load_model(folder), PROMPT)
@@ -105,14 +135,13 @@ def test_biases_of_row_layers_are_added_once(tmp_path):
     torch.testing.assert_close(ranks[0], expected, rtol=1e-4, atol=5e-5)
 
 
-@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3MoeConfig])
+@pytest.mark.parametrize("kind", ["dense", *EXPERTS])
 def test_dummy_weights_are_those_of_one_rank_in_shards(kind):
-    values: dict[str, Any] = {"attention_bias": True}
-    if kind is Qwen3MoeConfig:
-        values |= {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 11}
+    dense = (LlamaConfig, {"attention_bias": True, "head_dim": 4})
+    config_class, values = EXPERTS.get(kind, dense)
     gathered: dict[int, dict[str, torch.Tensor]] = {1: {}, 2: {}, 4: {}, 8: {}}
     for size, tensors in gathered.items():
-        for model in build_ranks(size, kind, **values):
+        for model in build_ranks(size, config_class, **values):
             fill_dummy(model, 5)
             for weight in model.weights():
                 for piece in weight.pieces:

@@ -25,6 +25,9 @@ ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "OlmoeForCausalLM",
 )
 
 UNOFFERED_ARCHITECTURES = (
@@ -32,7 +35,7 @@ UNOFFERED_ARCHITECTURES = (
     "Gemma3ForCausalLM",
     "GPT2LMHeadModel",
     "GraniteForCausalLM",
-    "MixtralForCausalLM",
+    "GraniteMoeForCausalLM",
     "Olmo2ForCausalLM",
     "Phi3ForCausalLM",
 )
@@ -44,7 +47,7 @@ _CONFIG_CLASSES = {
     "Gemma3ForCausalLM": "Gemma3TextConfig",
     "GPT2LMHeadModel": "GPT2Config",
     "GraniteForCausalLM": "GraniteConfig",
-    "MixtralForCausalLM": "MixtralConfig",
+    "GraniteMoeForCausalLM": "GraniteMoeConfig",
     "Olmo2ForCausalLM": "Olmo2Config",
     "Phi3ForCausalLM": "Phi3Config",
     "LlamaForCausalLM": "LlamaConfig",
@@ -52,6 +55,9 @@ _CONFIG_CLASSES = {
     "Qwen2ForCausalLM": "Qwen2Config",
     "Qwen3ForCausalLM": "Qwen3Config",
     "Qwen3MoeForCausalLM": "Qwen3MoeConfig",
+    "MixtralForCausalLM": "MixtralConfig",
+    "Qwen2MoeForCausalLM": "Qwen2MoeConfig",
+    "OlmoeForCausalLM": "OlmoeConfig",
 }
 
 _BASE_CONFIG: dict[str, Any] = {
@@ -91,7 +97,7 @@ _EXTRA_CONFIG: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.0,
         "residual_multiplier": 0.5,
     },
-    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "GraniteMoeForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Olmo2ForCausalLM": {},
     "Phi3ForCausalLM": {"sliding_window": 20},
     "LlamaForCausalLM": {},
@@ -105,6 +111,24 @@ _EXTRA_CONFIG: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "norm_topk_prob": True,
         "mlp_only_layers": [1],
+    },
+    "MixtralForCausalLM": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 40,
+    },
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [1],
+    },
+    "OlmoeForCausalLM": {
+        "intermediate_size": 48,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "clip_qkv": 2.0,
     },
 }
 

@@ -1,1 +1,1 @@
-"""Model architectures for minisgl: Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE."""
+"""Model architectures for minisgl: dense and sparse ones of Llama, Mistral, Qwen and OLMo."""

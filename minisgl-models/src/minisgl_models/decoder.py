@@ -38,11 +38,13 @@ class DecoderBlock(Layer):
             prefix=f"{prefix}.self_attn",
             qkv_bias=config.attention_bias,
             output_bias=config.output_bias,
-            qk_norm_eps=eps if config.qk_norm else None,
+            qk_norm=config.qk_norm,
+            qk_norm_eps=eps,
+            clip_qkv=config.clip_qkv,
             sliding_window=config.sliding_windows[index],
         )
         self.mlp_norm = RMSNorm(size, eps, context, f"{prefix}.post_attention_layernorm")
-        self.mlp = _mlp(index, config, context, f"{prefix}.mlp")
+        self.mlp = _mlp(index, config, context, prefix)
 
     def forward(
         self,
@@ -100,19 +102,12 @@ def _mlp(
     index: int, config: ModelConfig, context: BuildContext, prefix: str
 ) -> GatedMLP | MoeLayer:
     if config.moe is not None and index in config.moe.layers:
-        return MoeLayer(
-            config.hidden_size,
-            config.moe.intermediate_size,
-            config.moe.num_experts,
-            context,
-            prefix,
-            renormalize=config.moe.renormalize,
-        )
+        return MoeLayer(config.hidden_size, config.activation, config.moe, context, prefix)
     return GatedMLP(
         config.hidden_size,
         config.intermediate_size,
         config.activation,
         context,
-        prefix,
+        f"{prefix}.mlp",
         bias=config.mlp_bias,
     )

@@ -11,7 +11,7 @@ from typing import Any
 from minisgl.errors import ModelLoadError, nearest
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import ROPE_KINDS
-from minisgl.models.config import ModelConfig, MoeConfig
+from minisgl.models.config import ModelConfig, MoeConfig, QKNorm
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -20,6 +20,9 @@ _ACTIVATIONS = {
     "gelu_new": "gelu",
 }
 """transformers' name to ours; ``gelu`` is the tanh approximation, exact GELU is not offered."""
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+"""The types of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,8 @@ class Differences:
         attention_bias: q, k and v have biases.
         output_bias: the attention output projection has a bias.
         mlp_bias: gate, up and down have biases.
-        qk_norm: heads of q and k are normed.
+        qk_norm: how q and k are normed.
+        clip_qkv: limit of the absolute values of q, k and v.
         sliding_windows: per layer; empty means none anywhere.
         moe: routed experts.
     """
@@ -38,7 +42,8 @@ class Differences:
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QKNorm | None = None
+    clip_qkv: float | None = None
     sliding_windows: Sequence[int | None] = field(default=())
     moe: MoeConfig | None = None
 
@@ -75,6 +80,7 @@ def read_decoder_config(config: Any, differences: Differences) -> ModelConfig:
         output_bias=differences.output_bias,
         mlp_bias=differences.mlp_bias,
         qk_norm=differences.qk_norm,
+        clip_qkv=differences.clip_qkv,
         sliding_windows=tuple(differences.sliding_windows) or (None,) * num_layers,
         dtype=_dtype(config),
         rope=rope,
@@ -121,13 +127,29 @@ def windows_by_layer_type(config: Any) -> tuple[int | None, ...]:
     """Return each layer's sliding window as ``layer_types`` and ``sliding_window`` say.
 
     Without ``layer_types``, layers from ``max_window_layers`` on slide if ``use_sliding_window``.
+
+    Raises:
+        ModelLoadError: a layer is of another type, or slides and no window is in use.
     """
     window = config.sliding_window if getattr(config, "use_sliding_window", False) else None
     types = getattr(config, "layer_types", None)
     if types is None:
         first = config.max_window_layers
         return tuple(window if i >= first else None for i in range(config.num_hidden_layers))
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    others = sorted(set(types) - {_FULL, _SLIDING})
+    if others:
+        raise ModelLoadError(
+            f"layer_types in config.json has {', '.join(map(repr, others))}, which is not "
+            f"supported; supported: {_FULL}, {_SLIDING}. Another plugin may offer the architecture "
+            "(minisgl plugins list shows what is installed)"
+        )
+    if not window and _SLIDING in types:
+        raise ModelLoadError(
+            f"layer_types in config.json has {_SLIDING!r}, but no window is in use "
+            f"(use_sliding_window={getattr(config, 'use_sliding_window', False)}, "
+            f"sliding_window={config.sliding_window}); set both, or make the layers {_FULL!r}"
+        )
+    return tuple(window if kind == _SLIDING else None for kind in types)
 
 
 def _max_position(max_position_embeddings: int, rope: RopeConfig) -> int:

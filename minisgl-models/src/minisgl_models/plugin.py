@@ -30,6 +30,24 @@ _RECORDS = (
         summary="Qwen3, dense",
     ),
     ModelRecord(
+        architectures=("MixtralForCausalLM",),
+        config_reader="minisgl_models.mixtral:read_config",
+        model="minisgl_models.mixtral:MixtralForCausalLM",
+        summary="Mixtral: routed experts in every layer",
+    ),
+    ModelRecord(
+        architectures=("Qwen2MoeForCausalLM",),
+        config_reader="minisgl_models.qwen2_moe:read_config",
+        model="minisgl_models.qwen2_moe:Qwen2MoeForCausalLM",
+        summary="Qwen1.5-MoE and Qwen2-MoE: routed experts and a shared one",
+    ),
+    ModelRecord(
+        architectures=("OlmoeForCausalLM",),
+        config_reader="minisgl_models.olmoe:read_config",
+        model="minisgl_models.olmoe:OlmoeForCausalLM",
+        summary="OLMoE: routed experts in every layer, norms over all heads",
+    ),
+    ModelRecord(
         architectures=("Qwen3MoeForCausalLM",),
         config_reader="minisgl_models.qwen3:read_moe_config",
         model="minisgl_models.qwen3:Qwen3MoeForCausalLM",
@@ -40,5 +58,5 @@ _RECORDS = (
 
 @hookimpl
 def minisgl_models() -> Iterable[ModelRecord]:
-    """Offer the five families."""
+    """Offer the eight families."""
     return _RECORDS

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from minisgl.models.config import ModelConfig, MoeConfig
+from minisgl.models.config import ModelConfig
 from minisgl_models.decoder import DecoderModel
+from minisgl_models.experts import read_experts, sparse_layers
 from minisgl_models.hf_config import Differences, read_decoder_config, windows_by_layer_type
 
 
@@ -23,7 +24,7 @@ def read_config(config: Any) -> ModelConfig:
         Differences(
             attention_bias=bias,
             output_bias=bias,
-            qk_norm=True,
+            qk_norm="heads",
             sliding_windows=windows_by_layer_type(config),
         ),
     )
@@ -38,27 +39,10 @@ def read_moe_config(config: Any) -> ModelConfig:
         Differences(
             attention_bias=bias,
             output_bias=bias,
-            qk_norm=True,
+            qk_norm="heads",
             sliding_windows=(window,) * config.num_hidden_layers,
-            moe=_experts(config),
+            moe=read_experts(
+                config, layers=sparse_layers(config), renormalize=bool(config.norm_topk_prob)
+            ),
         ),
-    )
-
-
-def _experts(config: Any) -> MoeConfig | None:
-    """Read the experts: ``decoder_sparse_step`` and ``mlp_only_layers`` say which layers."""
-    dense = set(config.mlp_only_layers or ())
-    layers = frozenset(
-        index
-        for index in range(config.num_hidden_layers)
-        if index not in dense and (index + 1) % config.decoder_sparse_step == 0
-    )
-    if not config.num_experts or not layers:
-        return None
-    return MoeConfig(
-        num_experts=config.num_experts,
-        top_k=config.num_experts_per_tok,
-        intermediate_size=config.moe_intermediate_size,
-        renormalize=bool(config.norm_topk_prob),
-        layers=layers,
     )

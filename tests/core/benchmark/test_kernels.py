@@ -208,7 +208,7 @@ def test_the_command_prints_lines_and_writes_all(tiny, tmp_path, capsys):
     assert ("linear.qkv:2", "onednn") in ops, "each implementation that can run here has a line"
     assert record["commit"] == "abc"
     text = capsys.readouterr().out
-    assert "GB/s (a sum)" in text
+    assert "GB/s (a reduction)" in text
     assert "linear.head:2" in text
 
 

@@ -19,6 +19,9 @@ BILLIONS = {
     "Qwen3-14B": 14.768,
     "Qwen3-32B": 32.762,
     "Qwen3-30B-A3B": 30.532,
+    "Qwen1.5-MoE-A2.7B": 14.316,
+    "Mixtral-8x7B": 46.703,
+    "OLMoE-1B-7B": 6.919,
     "Llama-3.1-8B": 8.030,
     "Llama-3.2-1B": 1.236,
 }
@@ -35,11 +38,16 @@ def num_parameters(config):
     """Count the weights of a decoder from its configuration alone."""
     hidden, head_dim = config.hidden_size, config.head_dim
     attention = 2 * hidden * head_dim * (config.num_q_heads + config.num_kv_heads)
-    norms = 2 * hidden + (2 * head_dim if config.qk_norm else 0)
+    if config.attention_bias:
+        attention += head_dim * (config.num_q_heads + 2 * config.num_kv_heads)
+    heads = {None: 0, "heads": 2, "whole": config.num_q_heads + config.num_kv_heads}
+    norms = 2 * hidden + heads[config.qk_norm] * head_dim
     mlp = 3 * hidden * config.intermediate_size
     if config.moe is not None:
         experts = config.moe.num_experts
         mlp = experts * (3 * hidden * config.moe.intermediate_size + hidden)
+        if config.moe.shared_intermediate_size is not None:
+            mlp += 3 * hidden * config.moe.shared_intermediate_size + hidden
     embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
     return config.num_layers * (attention + norms + mlp) + embeddings + hidden
 
@@ -53,12 +61,21 @@ def test_our_reader_understands_it_and_the_parameters_are_as_many_as_published(n
     assert config.dtype == "bfloat16"
     assert set(config.sliding_windows) == {None}
     assert len(checkpoint.eos_token_ids) == 1
-    if name.startswith("Qwen3"):
-        assert (config.head_dim, config.qk_norm, config.max_position) == (128, True, 40960)
-        assert (config.rope.rope_type, config.rope.theta) == ("default", 1e6)
-    else:
-        assert (config.qk_norm, config.max_position) == (False, 131072)
-        assert (config.rope.rope_type, config.rope.theta) == ("llama3", 5e5)
+    family = name.split("-")[0]
+    assert (config.qk_norm, config.max_position) == {
+        "Qwen3": ("heads", 40960),
+        "Qwen1.5": (None, 8192),
+        "Mixtral": (None, 32768),
+        "OLMoE": ("whole", 4096),
+        "Llama": (None, 131072),
+    }[family]
+    assert (config.head_dim, config.rope.rope_type, config.rope.theta) == {
+        "Qwen3": (128, "default", 1e6),
+        "Qwen1.5": (128, "default", 1e6),
+        "Mixtral": (128, "default", 1e6),
+        "OLMoE": (128, "default", 1e4),
+        "Llama": (64 if name == "Llama-3.2-1B" else 128, "llama3", 5e5),
+    }[family]
 
 
 def test_shapes_that_the_number_of_parameters_does_not_show(tmp_path):
@@ -74,12 +91,21 @@ def test_shapes_that_the_number_of_parameters_does_not_show(tmp_path):
         "Qwen3-14B": (40, 8),
         "Qwen3-32B": (64, 8),
         "Qwen3-30B-A3B": (32, 4),
+        "Qwen1.5-MoE-A2.7B": (16, 16),
+        "Mixtral-8x7B": (32, 8),
+        "OLMoE-1B-7B": (16, 16),
         "Llama-3.1-8B": (32, 8),
         "Llama-3.2-1B": (32, 8),
     }
     assert config.rope.parameters["factor"] == 32.0
-    moe, _ = read(tmp_path / "Qwen3-30B-A3B")
-    assert (moe.moe.top_k, moe.moe.renormalize, len(moe.moe.layers)) == (8, True, 48)
+    for name, expected in {
+        "Qwen3-30B-A3B": (128, 8, True, 48),
+        "Qwen1.5-MoE-A2.7B": (60, 4, False, 24),
+        "Mixtral-8x7B": (8, 2, True, 32),
+        "OLMoE-1B-7B": (64, 8, False, 16),
+    }.items():
+        moe = read(tmp_path / name)[0].moe
+        assert (moe.num_experts, moe.top_k, moe.renormalize, len(moe.layers)) == expected
 
 
 def test_the_command_writes_and_never_replaces_another_one(tmp_path, capsys):

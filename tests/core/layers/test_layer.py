@@ -28,7 +28,7 @@ def context():
         attention_bias=False,
         output_bias=False,
         mlp_bias=False,
-        qk_norm=False,
+        qk_norm=None,
         sliding_windows=(None,),
         dtype="float32",
         rope=rope,

@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -41,6 +42,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": False}),
     "qwen3": ("Qwen3ForCausalLM", {}),
     "qwen3moe": ("Qwen3MoeForCausalLM", {"mlp_only_layers": []}),
+    "qwen3moe dense layer": ("Qwen3MoeForCausalLM", {}),
+    "llama experts": ("MixtralForCausalLM", {"sliding_window": None}),
+    "llama split experts": ("MixtralForCausalLM", {"sliding_window": None}),
+    "qwen2moe": ("Qwen2MoeForCausalLM", {"mlp_only_layers": []}),
+    "olmoe": ("OlmoeForCausalLM", {"clip_qkv": None}),
 }
 LLAMA_CPP_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -58,6 +64,10 @@ LLAMA_CPP_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
 
 
@@ -75,7 +85,9 @@ def permuted(tensor, heads):
     return tensor.reshape(shape).swapaxes(1, 2).reshape(tensor.shape)
 
 
-def write_gguf(file, folder, arch, *, pre="smollm", quantize=False, extra=None, tokenizer="gpt2"):
+def write_gguf(
+    file, folder, arch, *, pre="smollm", quantize=False, extra=None, tokenizer="gpt2", split=False
+):
     """Write the checkpoint of ``folder`` as llama.cpp's converter would."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     config = model.config
@@ -96,12 +108,11 @@ def write_gguf(file, folder, arch, *, pre="smollm", quantize=False, extra=None, 
         writer.add_rope_scaling_factor(rope["factor"])
         if "original_max_position_embeddings" in rope:
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if arch == "qwen3moe":
+    if hasattr(config, "num_experts"):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     add_tokenizer(writer, AutoTokenizer.from_pretrained(folder), pre, tokenizer)
-    for name, tensor in gguf_tensors(model, arch).items():
+    for name, tensor in gguf_tensors(model, arch, split=split).items():
         if quantize and tensor.ndim == 2:
             kind = gguf.GGMLQuantizationType.Q8_0
             writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
@@ -116,7 +127,7 @@ def write_gguf(file, folder, arch, *, pre="smollm", quantize=False, extra=None, 
     return file
 
 
-def gguf_tensors(model, arch):
+def gguf_tensors(model, arch, *, split=False):
     tensors = {}
     for name, parameter in model.state_dict().items():
         tensor = parameter.numpy()
@@ -124,13 +135,19 @@ def gguf_tensors(model, arch):
             continue
         if ".mlp.experts." in name:
             layer = name.split(".")[2]
+            stacks = {"down": tensor}
             if name.endswith("gate_up_proj"):
-                gate, up = (part.copy() for part in (tensor[:, :32], tensor[:, 32:]))
-                tensors[f"blk.{layer}.ffn_gate_exps.weight"] = gate
-                tensors[f"blk.{layer}.ffn_up_exps.weight"] = up
-            else:
-                tensors[f"blk.{layer}.ffn_down_exps.weight"] = tensor
+                gate, up = np.split(tensor, 2, axis=1)
+                stacks = {"gate": gate.copy(), "up": up.copy()}
+            for part, stack in stacks.items():
+                if split:  # as llama.cpp did before April 2024
+                    for expert, one in enumerate(stack):
+                        tensors[f"blk.{layer}.ffn_{part}.{expert}.weight"] = one
+                else:
+                    tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = stack
             continue
+        if name.endswith("shared_expert_gate.weight"):
+            tensor = tensor[0]
         if arch == "llama" and ".q_proj." in name:
             tensor = permuted(tensor, model.config.num_attention_heads)
         elif arch == "llama" and ".k_proj." in name:
@@ -163,7 +180,7 @@ def llama(tmp_path_factory):
 def test_file_gives_the_logits_of_the_folder(name, tmp_path):
     architecture, overrides = ARCHITECTURES[name]
     folder = write_tiny_model(tmp_path, architecture, **overrides)
-    file = write_gguf(tmp_path / "model.gguf", folder, name.split()[0])
+    file = write_gguf(tmp_path / "model.gguf", folder, name.split()[0], split="split" in name)
     assert open_checkpoint(file, "auto").architectures == (architecture,)
     assert read_config(file).max_position == read_config(folder).max_position
     expected = logits_of(*load_model(folder), PROMPT)
@@ -174,7 +191,7 @@ def test_file_gives_the_logits_of_the_folder(name, tmp_path):
 def test_file_runs_by_transformers_code_too(name, tmp_path):
     architecture, overrides = ARCHITECTURES[name]
     folder = write_tiny_model(tmp_path, architecture, **overrides)
-    file = write_gguf(tmp_path / "model.gguf", folder, name.split()[0])
+    file = write_gguf(tmp_path / "model.gguf", folder, name.split()[0], split="split" in name)
     expected = logits_of(*load_model(folder), PROMPT)
     found = logits_of(*load_through_transformers(file), PROMPT)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -251,7 +251,7 @@ def test_others_are_those_that_could_decode_as_well(plugin_site):
 
 def test_a_gpu_that_is_good_enough_is_taken(plugin_site):
     plugin_site.add(
-        "acme", plugin_code.attention(answer="Supported(11, 11)", min_compute_capability=(8, 0))
+        "acme", plugin_code.attention(answer="Supported(200, 200)", min_compute_capability=(8, 0))
     )
     found = query(device="cuda", compute_capability=(10, 0))
     assert names(select_attention(plugin_site.load(), found)) == ("acme", "acme")

@@ -53,7 +53,7 @@ def draw(cells: Sequence[Cell], device: str, path: Path) -> None:
             axes.set_title(f"{line}, {column}", fontsize=8)
     if image is not None:
         figure.colorbar(image, ax=all_axes, shrink=0.6, label="fraction of the ceiling")
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
 
 
 def _panels(cells: Sequence[Cell]) -> Mapping[_Place, list[Cell]]:

@@ -24,7 +24,7 @@ from minisgl.testing.paged_rows import largest_error
 _MOST_LAYERS: Final = {"decode": 64, "prefill": 4}
 """A prefill finds K and V of its own tokens in the cache, where another kernel has just written."""
 
-_DECODE_LAYERS, _DECODE_BYTES = 8, 2**32
+_DECODE_LAYERS, _DECODE_BYTES = 8, 2**33
 """Of a decode graph, at least: so many, as far as they take no more memory."""
 
 _SAMPLED_TOKENS: Final = 8

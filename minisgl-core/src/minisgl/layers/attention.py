@@ -1,5 +1,7 @@
 """The attention layer: project, rotate, store K and V, attend, project back."""
 
+from typing import Literal
+
 import torch
 
 from minisgl.attention.batch import Batch
@@ -9,6 +11,7 @@ from minisgl.layers.base import Layer
 from minisgl.layers.context import BuildContext
 from minisgl.layers.linear import Hidden, QKVLinear, RowLinear
 from minisgl.layers.norm import RMSNorm
+from minisgl.layers.qk_norm import WholeQKNorm
 
 
 class Attention(Layer):
@@ -21,7 +24,9 @@ class Attention(Layer):
         context: the surroundings.
         prefix: of the checkpoint names, such as ``model.layers.0.self_attn``.
         qkv_bias, output_bias: which projections have biases.
-        qk_norm_eps: with a value, each head of q and k is RMS-normed before the rotation.
+        qk_norm: norm of q and k before the rotation: of each head, of all heads at once, or none.
+        qk_norm_eps: of that norm.
+        clip_qkv: limit of the absolute values of q, k and v before the rotation.
         sliding_window: tokens that a query sees, or ``None`` for all before it.
     """
 
@@ -37,7 +42,9 @@ class Attention(Layer):
         prefix: str,
         qkv_bias: bool = False,
         output_bias: bool = False,
-        qk_norm_eps: float | None = None,
+        qk_norm: Literal["heads", "whole"] | None = None,
+        qk_norm_eps: float = 0.0,
+        clip_qkv: float | None = None,
         sliding_window: int | None = None,
     ) -> None:
         super().__init__()
@@ -55,12 +62,21 @@ class Attention(Layer):
         )
         self.q_norm = self.k_norm = None
         self._q_norm_weight = self._k_norm_weight = None
-        self._norm_eps = 0.0
-        if qk_norm_eps is not None:
+        self._norm_eps = qk_norm_eps
+        self.whole_norm: WholeQKNorm | None = None
+        if qk_norm == "whole":
+            self.whole_norm = WholeQKNorm(
+                num_q_heads=num_q_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                eps=qk_norm_eps,
+                context=context,
+                prefix=prefix,
+            )
+        elif qk_norm == "heads":
             self.q_norm = RMSNorm(head_dim, qk_norm_eps, context, f"{prefix}.q_norm")
             self.k_norm = RMSNorm(head_dim, qk_norm_eps, context, f"{prefix}.k_norm")
             self._q_norm_weight, self._k_norm_weight = self.q_norm.weight, self.k_norm.weight
-            self._norm_eps = qk_norm_eps
         self.spec = AttentionLayerSpec(
             index=index,
             num_q_heads=self.qkv.num_q_heads,
@@ -74,6 +90,9 @@ class Attention(Layer):
         self._num_qk_heads = self._num_q_heads + self._num_kv_heads
         self._heads_shape = (-1, self._num_qk_heads + self._num_kv_heads, head_dim)
         self._output_shape = (-1, self._num_q_heads * head_dim)
+        local_heads = (self._num_q_heads, self._num_kv_heads, self._num_kv_heads)
+        self._qkv_sizes = [num * head_dim for num in local_heads]
+        self._clip_qkv = clip_qkv
         self._rope = context.ops.rope
         self._rope_store = context.ops.rope_store
         self._attention = context.attention
@@ -105,6 +124,11 @@ class Attention(Layer):
 
     def _attend(self, qkv: torch.Tensor, batch: Batch, rotation: Rotation) -> torch.Tensor:
         """Return the heads' outputs side by side, ``[T, q_heads * head_dim]``."""
+        if self.whole_norm is not None:
+            q, k, v = torch.split(qkv, self._qkv_sizes, dim=-1)
+            qkv = torch.cat((*self.whole_norm.forward(q, k), v), dim=-1)
+        if self._clip_qkv is not None:
+            qkv = qkv.clamp(-self._clip_qkv, self._clip_qkv)
         heads = qkv.view(self._heads_shape)
         if self._attention.store_fusion:
             q, k = self._rotate(heads, rotation)

@@ -45,6 +45,10 @@ class GatedMLP(Layer):
         """``[T, hidden]`` to the same shape."""
         return self.down.forward(self._activate(self.gate_up.forward(hidden)))
 
+    def partial(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what this rank adds to ``forward``'s sum over the ranks; without biases only."""
+        return self.down.partial(self._activate(self.gate_up.forward(hidden)))
+
     def after_norm(
         self, x: Hidden, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[Hidden, torch.Tensor]:

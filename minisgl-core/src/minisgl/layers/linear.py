@@ -39,6 +39,13 @@ class ReplicatedLinear(Layer):
         """``[T, in]`` to ``[T, out]``."""
         return self._linear(x, self.weight, self.bias)
 
+    def rename(self, prefix: str) -> None:
+        """Read the weight by another name of the same tensor; without a bias only."""
+        assert self.bias is None, "only routers have two names, and no bias"
+        whole = (slice(0, self.weight.shape[0]),)
+        piece = Piece(f"{prefix}.weight", tuple(self.weight.shape), whole, whole)
+        self.adopt("weight", self.weight, [piece])
+
 
 class MergedColumnLinear(Layer):
     """Several projections of one input, such as gate and up, as one matrix product.
@@ -163,6 +170,11 @@ class RowLinear(Layer):
             return self._linear(x, self.weight, self.bias)
         out = self._communicator.all_reduce(self._linear(x, self.weight, None))
         return out if self.bias is None else out + self.bias
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what this rank adds to ``forward``'s sum over the ranks; without a bias only."""
+        assert self.bias is None, "a bias is added once, after the sum"
+        return self._linear(x, self.weight, None)
 
     def parts(self, x: torch.Tensor) -> Hidden:
         """Return the same, for a norm that adds parts up."""

@@ -4,58 +4,56 @@ import torch
 
 from minisgl.layers.base import Layer, Piece, shard_range, shard_size
 from minisgl.layers.context import BuildContext
+from minisgl.layers.gated_mlp import GatedMLP
 from minisgl.layers.linear import Hidden, ReplicatedLinear
+from minisgl.layers.moe_config import MoeConfig
 from minisgl.layers.norm import RMSNorm
+
+_STACKED = "mlp"
+"""The block of experts in checkpoints that hold them as transformers 5 does in memory."""
 
 
 class MoeLayer(Layer):
     """A sparse mixture of experts (Shazeer et al., 2017), each expert sharded over all ranks.
 
-    Reads ``gate`` (the router) and ``experts.N.{gate,up,down}_proj`` under ``prefix``.
+    Reads, below the ``prefix`` of the decoder layer, the router and a tensor for each expert's
+    projections by ``config.names``; or, if the checkpoint has them, ``mlp.gate`` and the stacks
+    ``mlp.experts.gate_up_proj`` and ``mlp.experts.down_proj`` of transformers 5.
     """
 
     def __init__(
         self,
         hidden_size: int,
-        intermediate_size: int,
-        num_experts: int,
+        activation: str,
+        config: MoeConfig,
         context: BuildContext,
         prefix: str,
-        *,
-        renormalize: bool,
     ) -> None:
         super().__init__()
         assert context.moe is not None, "a model with experts is built with an MoE backend"
         self._backend = context.moe
         self._communicator = context.communicator
-        self._renormalize = renormalize
-        self.router = ReplicatedLinear(hidden_size, num_experts, context, f"{prefix}.gate")
-        rank, ranks = context.communicator.rank, context.communicator.size
-        start, stop = shard_range(intermediate_size, rank, ranks)
-        local = shard_size(intermediate_size, ranks)
-        taken = slice(start, stop)
-        gate_up, down = [], []
-        for expert in range(num_experts):
-            name = f"{prefix}.experts.{expert}"
-            for projection, offset in (("gate_proj", 0), ("up_proj", local)):
-                target = (expert, slice(offset, offset + stop - start))
-                shape = (intermediate_size, hidden_size)
-                gate_up.append(Piece(f"{name}.{projection}.weight", shape, (taken,), target))
-            every = slice(0, hidden_size)
-            down.append(
-                Piece(
-                    f"{name}.down_proj.weight",
-                    (hidden_size, intermediate_size),
-                    (every, taken),
-                    (expert, every, slice(0, stop - start)),
-                )
-            )
+        self._renormalize = config.renormalize
+        self._hidden_size = hidden_size
+        self._config = config
+        self._prefix = prefix
+        num_experts = config.num_experts
+        self.router = ReplicatedLinear(
+            hidden_size, num_experts, context, f"{prefix}.{config.names.block}.gate"
+        )
+        local = shard_size(config.intermediate_size, context.communicator.size)
+        gate_up, down = self._pieces_by_expert()
         self.gate_up = self.declare(
             "gate_up", (num_experts, 2 * local, hidden_size), gate_up, context, matrix=True
         )
         self.down = self.declare(
             "down", (num_experts, hidden_size, local), down, context, matrix=True
         )
+        self.shared: SharedExpert | None = None
+        if config.shared_intermediate_size is not None:
+            self.shared = SharedExpert(
+                hidden_size, config.shared_intermediate_size, activation, context, f"{prefix}.mlp"
+            )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[T, hidden]`` to the same shape, summed over the ranks."""
@@ -66,6 +64,8 @@ class MoeLayer(Layer):
             self.down,
             renormalize=self._renormalize,
         )
+        if self.shared is not None:
+            out = out + self.shared.partial(hidden)
         return out if self._communicator.size == 1 else self._communicator.all_reduce(out)
 
     def after_norm(
@@ -74,3 +74,97 @@ class MoeLayer(Layer):
         """Return ``forward(norm(x + residual))`` and the sum."""
         hidden, residual = norm.add_and_norm(x, residual)
         return self.forward(hidden), residual
+
+    def prepare_loading(self, names: frozenset[str]) -> None:
+        """Take stacked experts, and the router beside them, if the checkpoint holds those."""
+        router = f"{self._prefix}.{_STACKED}.gate"
+        if f"{router}.weight" in names:
+            self.router.rename(router)
+        if self._stack("gate_up_proj") in names:
+            gate_up, down = self._pieces_of_stacks()
+            self.adopt("gate_up", self.gate_up, gate_up)
+            self.adopt("down", self.down, down)
+
+    def _pieces_by_expert(self) -> tuple[list[Piece], list[Piece]]:
+        """Return what fills gate and up, and what fills down, from a tensor for each expert."""
+        names, inner, hidden = self._config.names, self._config.intermediate_size, self._hidden_size
+        taken, every = slice(*self._inner_range()), slice(0, hidden)
+        gate_up, down = [], []
+        for expert in range(self._config.num_experts):
+            name = f"{self._prefix}.{names.block}.experts.{expert}"
+            for projection, rows in zip((names.gate, names.up), self._gate_up_rows(), strict=True):
+                shape = (inner, hidden)
+                gate_up.append(
+                    Piece(f"{name}.{projection}.weight", shape, (taken,), (expert, rows))
+                )
+            columns = slice(0, taken.stop - taken.start)
+            down.append(
+                Piece(
+                    f"{name}.{names.down}.weight",
+                    (hidden, inner),
+                    (every, taken),
+                    (expert, every, columns),
+                )
+            )
+        return gate_up, down
+
+    def _pieces_of_stacks(self) -> tuple[list[Piece], list[Piece]]:
+        """Return the same from the two tensors that stack all experts."""
+        experts, inner = self._config.num_experts, self._config.intermediate_size
+        start, stop = self._inner_range()
+        all_experts, every = slice(0, experts), slice(0, self._hidden_size)
+        gate_up = [
+            Piece(
+                self._stack("gate_up_proj"),
+                (experts, 2 * inner, self._hidden_size),
+                (all_experts, slice(offset + start, offset + stop)),
+                (all_experts, rows),
+            )
+            for offset, rows in zip((0, inner), self._gate_up_rows(), strict=True)
+        ]
+        down = Piece(
+            self._stack("down_proj"),
+            (experts, self._hidden_size, inner),
+            (all_experts, every, slice(start, stop)),
+            (all_experts, every, slice(0, stop - start)),
+        )
+        return gate_up, [down]
+
+    def _stack(self, projection: str) -> str:
+        return f"{self._prefix}.{_STACKED}.experts.{projection}"
+
+    def _inner_range(self) -> tuple[int, int]:
+        """Return the inner elements of an expert that this rank takes."""
+        ranks = self._communicator
+        return shard_range(self._config.intermediate_size, ranks.rank, ranks.size)
+
+    def _gate_up_rows(self) -> tuple[slice, slice]:
+        """Return where gate's rows of this rank go, and up's."""
+        start, stop = self._inner_range()
+        local = shard_size(self._config.intermediate_size, self._communicator.size)
+        return slice(0, stop - start), slice(local, local + stop - start)
+
+
+class SharedExpert(Layer):
+    """An expert that every token visits, times the sigmoid of a gate of its own (Qwen2-MoE).
+
+    Reads ``shared_expert.{gate,up,down}_proj`` and ``shared_expert_gate`` under ``prefix``.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        context: BuildContext,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        self.mlp = GatedMLP(
+            hidden_size, intermediate_size, activation, context, f"{prefix}.shared_expert"
+        )
+        self.gate = ReplicatedLinear(hidden_size, 1, context, f"{prefix}.shared_expert_gate")
+
+    def partial(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[T, hidden]`` to the same shape: what this rank adds to the sum over the ranks."""
+        return self.gate.forward(hidden).sigmoid() * self.mlp.partial(hidden)

@@ -1,29 +1,15 @@
 """The facts about a model that engine, scheduler and layers need. Imports no torch."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+from minisgl.layers.moe_config import ExpertNames, MoeConfig
 from minisgl.layers.rope_config import RopeConfig
 
-__all__ = ["ModelConfig", "ModelFacts", "MoeConfig", "RopeConfig"]
+__all__ = ["ExpertNames", "ModelConfig", "ModelFacts", "MoeConfig", "QKNorm", "RopeConfig"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeConfig:
-    """Routed experts of a model.
-
-    Attributes:
-        num_experts: routed experts a layer.
-        top_k: experts a token.
-        intermediate_size: inner elements of one expert.
-        renormalize: divide the chosen experts' weights by their sum.
-        layers: numbers of the layers that have experts.
-    """
-
-    num_experts: int
-    top_k: int
-    intermediate_size: int
-    renormalize: bool
-    layers: frozenset[int]
+QKNorm = Literal["heads", "whole"]
+"""What one norm of q, or of k, covers: each head, or all heads as one vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +51,8 @@ class ModelConfig(ModelFacts):
         attention_bias: q, k and v have biases.
         output_bias: the attention output projection has a bias.
         mlp_bias: gate, up and down have biases.
-        qk_norm: q and k heads are RMS-normed before the rotation.
+        qk_norm: how q and k are RMS-normed before the rotation, or ``None``.
+        clip_qkv: limit of the absolute values of q, k and v before the rotation, or ``None``.
         rope: rotary embedding.
         moe: routed experts, or ``None`` for a dense model.
     """
@@ -78,6 +65,7 @@ class ModelConfig(ModelFacts):
     attention_bias: bool
     output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: QKNorm | None
     rope: RopeConfig
+    clip_qkv: float | None = None
     moe: MoeConfig | None = None

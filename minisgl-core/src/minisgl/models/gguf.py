@@ -5,7 +5,7 @@ rows of q and k permuted (its RoPE turns neighbouring elements); all of that is 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,14 @@ _ARCHITECTURES = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM"),
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    "olmoe": ("olmoe", "OlmoeForCausalLM"),
 }
 """``general.architecture`` to transformers' model type and architecture."""
+
+_MIXTRAL = ("mixtral", "MixtralForCausalLM")
+"""What ``llama`` means if the header counts experts."""
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -45,10 +50,24 @@ _NAMES = {
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 """llama.cpp's names to Hugging Face's; with ``{}`` for tensors that stack all experts."""
 
-_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_MIXTRAL_NAMES = _NAMES | {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+
+_NAME = re.compile(
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)"
+)
+"""With ``expert`` in files of before April 2024, which do not stack them."""
 _ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3_RANGE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3_CONTEXT = 8192
@@ -70,11 +89,12 @@ class GGUFCheckpoint(Checkpoint):
         self.architectures = tuple(self.hf_config.architectures)
         self.eos_token_ids = _eos_token_ids(self._file)
         self._permuted = self._file.require("general.architecture") == "llama"
+        names = _MIXTRAL_NAMES if self.architectures == _MIXTRAL[1:] else _NAMES
         self._names = [
             (name, hf_name)
             for name in (self._file.tensor_names() if with_weights else ())
             if name != _ROPE_FACTORS
-            for hf_name in [_hf_name(name)]
+            for hf_name in [_hf_name(name, names)]
         ]
 
     @property
@@ -100,7 +120,12 @@ class GGUFCheckpoint(Checkpoint):
                 yield hf_name, self._unpermuted(hf_name, self._file.tensor(name))
 
     def _unpermuted(self, hf_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Undo llama.cpp's pairing of neighbouring rows within each head of q and k."""
+        """Undo llama.cpp's pairing of neighbouring rows within each head of q and k.
+
+        And give a shared expert's gate back its one row.
+        """
+        if hf_name.endswith(".shared_expert_gate.weight"):
+            return tensor.reshape(1, -1)
         if not self._permuted or ".self_attn." not in hf_name:
             return tensor
         if ".q_proj." in hf_name:
@@ -121,12 +146,13 @@ def read_hf_config(file: GGUFFile) -> Any:
         ModelLoadError: the architecture or its RoPE is not supported.
     """
     name = file.require("general.architecture")
-    if name not in _ARCHITECTURES or (name == "llama" and file.value("llama.expert_count", 0)):
+    if name not in _ARCHITECTURES:
         raise ModelLoadError(
             f"{file.path} holds the architecture {name!r}, which is not read from GGUF; supported: "
-            f"{', '.join(_ARCHITECTURES)} (without experts for llama); use its safetensors form"
+            f"{', '.join(_ARCHITECTURES)}; use its safetensors form"
         )
-    model_type, architecture = _ARCHITECTURES[name]
+    with_experts = name == "llama" and file.value("llama.expert_count", 0)
+    model_type, architecture = _MIXTRAL if with_experts else _ARCHITECTURES[name]
     names = file.tensor_names()
     num_heads = file.require(f"{name}.attention.head_count")
     hidden_size = file.require(f"{name}.embedding_length")
@@ -148,20 +174,41 @@ def read_hf_config(file: GGUFFile) -> Any:
         "dtype": _dtype(file.types()),
     }
     if name != "qwen2":
-        values["attention_bias"] = "blk.0.attn_q.bias" in names
+        values["qkv_bias" if name == "qwen2moe" else "attention_bias"] = (
+            "blk.0.attn_q.bias" in names
+        )
     if name == "llama":
         values["mlp_bias"] = "blk.0.ffn_up.bias" in names
-    if name == "qwen3moe":
-        values |= {
-            "num_experts": file.require(f"{name}.expert_count"),
-            "num_experts_per_tok": file.require(f"{name}.expert_used_count"),
-            "moe_intermediate_size": file.require(f"{name}.expert_feed_forward_length"),
-            # The header does not say; llama.cpp does so for every model of this architecture.
-            "norm_topk_prob": True,
-        }
+    values |= _expert_values(file, name, values)
     values["rope_parameters"] = _rope_parameters(file, name, values["head_dim"])
     with configurations_alone():
         return AutoConfig.for_model(model_type, **values)
+
+
+def _expert_values(file: GGUFFile, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return what a configuration says about experts; nothing if there are none.
+
+    Headers do not say whether weights are renormalized: llama.cpp does it for all models of an
+    architecture or for none.
+    """
+    if not file.value(f"{name}.expert_count", 0):
+        return {}
+    num_experts = file.require(f"{name}.expert_count")
+    common = {"num_experts_per_tok": file.require(f"{name}.expert_used_count")}
+    if name == "llama":
+        return common | {"num_local_experts": num_experts}
+    common |= {"num_experts": num_experts, "norm_topk_prob": name == "qwen3moe"}
+    if name == "olmoe":
+        return common | {"clip_qkv": file.value("olmoe.attention.clamp_kqv")}
+    names, layers = file.tensor_names(), range(values["num_hidden_layers"])
+    sparse = [layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" in names]
+    common["mlp_only_layers"] = [layer for layer in layers if layer not in sparse]
+    if sparse:
+        common["moe_intermediate_size"] = file.shape(f"blk.{sparse[0]}.ffn_up_exps.weight")[1]
+    if sparse and name == "qwen2moe":
+        shared = file.shape(f"blk.{sparse[0]}.ffn_up_shexp.weight")[0]
+        common["shared_expert_intermediate_size"] = shared
+    return common
 
 
 def _rope_parameters(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
@@ -215,13 +262,18 @@ def _llama3_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str,
     }
 
 
-def _hf_name(name: str) -> str:
+def _hf_name(name: str, names: Mapping[str, str]) -> str:
     """Return Hugging Face's name of a tensor, or its own if unknown (loading then lists it)."""
     match = _NAME.fullmatch(name)
-    if match is None or match["part"] not in _NAMES:
+    if match is None:
+        return name
+    expert = match["expert"]
+    part = match["part"] if expert is None else f"{match['part']}_exps"
+    if part not in names:
         return name
     layer = f"model.layers.{match['layer']}." if match["layer"] else ""
-    return f"{layer}{_NAMES[match['part']]}.{match['kind']}"
+    stem = names[part] if expert is None else names[part].format(expert)
+    return f"{layer}{stem}.{match['kind']}"
 
 
 def _dtype(types: frozenset[str]) -> str:

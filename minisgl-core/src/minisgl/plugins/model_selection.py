@@ -25,7 +25,10 @@ FASTER_ELSEWHERE: Mapping[str, str] = MappingProxyType(
         (
             "LlamaForCausalLM",
             "MistralForCausalLM",
+            "MixtralForCausalLM",
+            "OlmoeForCausalLM",
             "Qwen2ForCausalLM",
+            "Qwen2MoeForCausalLM",
             "Qwen3ForCausalLM",
             "Qwen3MoeForCausalLM",
         ),

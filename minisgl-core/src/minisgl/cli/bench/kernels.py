@@ -125,7 +125,8 @@ def _prepare(
     ceilings = measure_ceilings(device, dtype, size=scale if device.type == "cpu" else 1.0)
     print(
         f"{environment['device']['name']}: reads {ceilings.read_bytes_per_s / 1e9:.0f} GB/s (a "
-        f"sum), {ceilings.flops_per_s / 1e12:.2f} TFLOP/s (a matrix product in {str(dtype)[6:]})"
+        f"reduction), {ceilings.flops_per_s / 1e12:.2f} TFLOP/s (a matrix product in "
+        f"{str(dtype)[6:]})"
     )
     target = Target(device=device, dtype=dtype, ceilings=ceilings, shortest_s=SHORTEST_S * scale)
     return host, target, environment
