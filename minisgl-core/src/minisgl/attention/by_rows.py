@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Measure = Callable[[AttentionBackend, AttentionContext, int], float | None]
 """Time of a layer's attention for so many decode rows; ``None``: it cannot be measured now."""
 
-_LEAST_GAIN: Final = 0.03
+_LEAST_GAIN: Final = 0.05
 """Of the time; below, the backend of the highest rank stays: so noise chooses nothing."""
 
 _TOKENS, _LEAST_TOKENS = 1024, 256
