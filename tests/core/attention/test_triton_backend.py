@@ -1,7 +1,6 @@
 """Triton's attention in its interpreter: the contract, windows and caps; on a card: tests/gpu."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -10,26 +9,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from triton.runtime import interpreter
-
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.attention.triton_backend import TritonAttentionBackend
 from minisgl.kernel.triton.attention import choose_cut, longest_first
 from minisgl.testing.attention_contract import AttentionBackendContract
 from minisgl.testing.paged_rows import PagedRows, largest_error
+from support.interpreter import loops_to_loaded_numbers
 
-
-@pytest.fixture(autouse=True)
-def loops_to_loaded_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6 makes an int of an array of one number, which numpy no longer does."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+__all__ = ["loops_to_loaded_numbers"]
 
 
 class InInterpreter(AttentionBackendContract):

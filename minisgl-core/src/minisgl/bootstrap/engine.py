@@ -246,14 +246,24 @@ def _max_seq_len(settings: Settings, config: ModelFacts) -> int:
 
 
 def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
-    settings, config = site.settings, site.config
-    moe = config.moe if isinstance(config, ModelConfig) else None
-    if moe is None or not isinstance(config, ModelConfig):
+    settings = site.settings
+    context = moe_context(site, jit)
+    if context is None:
         if settings.moe.backend != AUTO:
             site.host.moe.get(settings.moe.backend)  # nothing runs it, but a typo must show
         return None, ()
     chosen = select_moe(site.host, site.query, settings.moe.backend, settings.backend_options)
-    context = MoeContext(
+    with creating("moe", chosen.choice):
+        return chosen.record.create(context, chosen.settings), chosen.table
+
+
+def moe_context(site: Site, jit: JitLoader) -> MoeContext | None:
+    """Return what MoE backends are created with, or ``None`` for a dense model."""
+    settings, config = site.settings, site.config
+    moe = config.moe if isinstance(config, ModelConfig) else None
+    if moe is None or not isinstance(config, ModelConfig):
+        return None
+    return MoeContext(
         device=site.device,
         dtype=site.dtype,
         num_experts=moe.num_experts,
@@ -264,8 +274,6 @@ def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[De
         max_num_tokens=step_tokens(settings, site.device) + settings.scheduler.max_running_requests,
         jit=jit,
     )
-    with creating("moe", chosen.choice):
-        return chosen.record.create(context, chosen.settings), chosen.table
 
 
 def _op_rows(site: Site) -> list[Decision]:

@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("minisgl.cli.generate", "generate text for prompts, offline"),
     "chat": ("minisgl.cli.chat", "talk to a model in the terminal"),
     "bench": ("minisgl.cli.bench", "measure: speed offline, of servers, kernels, the host"),
+    "tune": ("minisgl.cli.tune", "measure what kernels a model runs fastest with, and keep it"),
     "plugins": ("minisgl.cli.plugins", "list, show, check and explain plugins"),
     "config": ("minisgl.cli.config", "show the effective settings, or their JSON Schema"),
 }

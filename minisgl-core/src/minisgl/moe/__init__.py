@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minisgl.moe.interface import MoeBackend, MoeContext
+    from minisgl.moe.interface import MoeBackend, MoeContext, TuneRequest
 
-__all__ = ["MoeBackend", "MoeContext"]
+__all__ = ["MoeBackend", "MoeContext", "TuneRequest"]
 
-_LAZY = {"MoeBackend": "minisgl.moe.interface", "MoeContext": "minisgl.moe.interface"}
+_LAZY = dict.fromkeys(__all__, "minisgl.moe.interface")
 
 
 def __getattr__(name: str) -> object:

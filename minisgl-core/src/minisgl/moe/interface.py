@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -39,6 +40,23 @@ class MoeContext:
     def local_experts(self) -> range:
         """The experts of this rank: weight ``i`` of a stack is that of ``local_experts[i]``."""
         return range(self.num_experts) if self.held_experts is None else self.held_experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What ``minisgl tune moe`` asks of a backend that can be tuned.
+
+    Attributes:
+        tokens: numbers of tokens to tune for; ``None`` leaves them to the backend.
+        folder: where the result is written; ``None`` for where the backend looks for it.
+        time_limit_s: end the search then, with the best that was found; ``None`` for no limit.
+        progress: show a progress bar.
+    """
+
+    tokens: tuple[int, ...] | None = None
+    folder: Path | None = None
+    time_limit_s: float | None = None
+    progress: bool = True
 
 
 class MoeBackend(ABC):
@@ -83,10 +101,13 @@ class MoeBackend(ABC):
         """Choose each token's experts: weights, float32, and numbers, int32; ``[T, top_k]`` both.
 
         Args:
-            router_logits: ``[T, num_experts]``; the softmax over all experts is taken in float32.
+            router_logits: ``[T, num_experts]``; the softmax over all experts is taken in float32,
+                and of equally likely experts those of lower numbers are chosen.
             renormalize: divide the chosen experts' weights by their sum.
         """
-        weights, experts = router_logits.float().softmax(dim=-1).topk(self._top_k, dim=-1)
+        # Not topk, which leaves open which of two equals it takes: bfloat16 logits often are equal.
+        order = router_logits.float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        weights, experts = (part[:, : self._top_k] for part in order)
         if renormalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights, experts.to(torch.int32)

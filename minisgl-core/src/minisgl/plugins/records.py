@@ -15,7 +15,7 @@ from minisgl.request import ReasoningTags
 if TYPE_CHECKING:
     from minisgl.attention.interface import AttentionBackend, AttentionContext
     from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
-    from minisgl.moe.interface import MoeBackend, MoeContext
+    from minisgl.moe.interface import MoeBackend, MoeContext, TuneRequest
     from minisgl.parsing.interface import ParserContext, TextParser
     from minisgl.structured.interface import GrammarBackend, GrammarContext
 
@@ -135,7 +135,12 @@ class AttentionBackendRecord(Generic[SettingsT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeBackendRecord(Generic[SettingsT]):
-    """An MoE backend on offer; the larger of its two ranks counts."""
+    """An MoE backend on offer; the larger of its two ranks counts.
+
+    Attributes:
+        tune: searches for the fastest launches for layers of these sizes, and returns what it
+            found and where it lies, for people; ``None`` if there is nothing to tune.
+    """
 
     name: str
     summary: str
@@ -143,6 +148,7 @@ class MoeBackendRecord(Generic[SettingsT]):
     probe: Callable[[BackendQuery], Supported | Unsupported]
     create: "Callable[[MoeContext, SettingsT], MoeBackend]"
     capabilities: Capabilities = field(default_factory=Capabilities)
+    tune: "Callable[[MoeContext, TuneRequest], str] | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,76 @@
+"""``minisgl tune NAME``: measure what a model runs fastest with here, and keep the answer."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from minisgl.cli.bench.numbers import number, numbers
+from minisgl.cli.flags import add_settings_arguments
+from minisgl.errors import SettingsError
+from minisgl.settings import ResolvedSettings
+
+_MOE = "search for the fastest launches of a model's experts on this GPU; needs only its config"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what can be tuned, and its flags."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="moe")
+    moe = actions.add_parser(
+        "moe", help=_MOE, description=f"{_MOE[0].upper()}{_MOE[1:]}.", allow_abbrev=False
+    )
+    moe.add_argument(
+        "--tokens", type=numbers, metavar="N,...",
+        help="tokens of a launch to tune for (default: powers of 2 up to the largest prefill)",
+    )  # fmt: skip
+    moe.add_argument(
+        "--folder", type=Path, metavar="PATH",
+        help="where to write the file (default: where the backend looks for it)",
+    )  # fmt: skip
+    moe.add_argument(
+        "--time-limit", type=number, metavar="SECONDS",
+        help="end the search then, with the best that was found (default: when all is tried)",
+    )  # fmt: skip
+    add_settings_arguments(
+        moe,
+        only=(
+            "model.path", "model.dtype", "model.cache_dir", "model.load_format", "moe.backend",
+            "engine.device", "plugins.disabled", "log.level",
+        ),
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
+    """Search, and print what was found and where it is."""
+    from minisgl.bootstrap import load_host
+    from minisgl.bootstrap.engine import moe_context, survey
+    from minisgl.kernel.jit import JitLoader
+    from minisgl.moe import TuneRequest
+    from minisgl.plugins.failure import creating
+    from minisgl.plugins.selection import select_moe
+
+    settings = resolved.settings
+    site = survey(settings, load_host(settings))
+    context = moe_context(site, JitLoader(site.device))
+    if context is None:
+        raise SettingsError(
+            f"minisgl tune moe: {site.checkpoint.architectures[0]} has no routed experts, or runs "
+            "by transformers' own code; name a model with experts"
+        )
+    chosen = select_moe(site.host, site.query, settings.moe.backend, settings.backend_options)
+    tune = chosen.record.tune
+    if tune is None:
+        names = [offer.record.name for offer in site.host.moe if offer.record.tune is not None]
+        raise SettingsError(
+            f"minisgl tune moe: backend {chosen.choice!r} has nothing to tune; "
+            f"backends that have: {', '.join(names) or 'none is installed'}. "
+            "Name one with --moe-backend, or see: minisgl plugins explain moe"
+        )
+    request = TuneRequest(
+        tokens=args.tokens,
+        folder=args.folder,
+        time_limit_s=args.time_limit,
+        progress=sys.stderr.isatty(),
+    )
+    with creating("moe", chosen.choice):
+        print(tune(context, request))
+    return 0

@@ -1,0 +1,286 @@
+"""The contract that every MoE backend keeps, as tests to inherit.
+
+A third-party backend proves itself with a subclass in its own tests::
+
+    class TestPlainExperts(MoeBackendContract):
+        device, dtype = "cuda", torch.bfloat16
+
+        def create(self, context):
+            return PlainExperts(context, PlainSettings())
+
+Every test compares with experts in float64, token by token, by relative norm. Needs pytest.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from minisgl.moe.interface import MoeBackend, MoeContext
+
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a layer: experts, experts a token, elements of a hidden state and of an expert."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+
+    def __str__(self) -> str:
+        return f"{self.experts}x{self.top_k}-{self.hidden}-{self.inner}"
+
+
+@dataclass(frozen=True, slots=True)
+class MoeInputs:
+    """What a layer with all experts is given; ``renormalize`` as in the interface."""
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    renormalize: bool = True
+
+    def run(self, backend: MoeBackend) -> torch.Tensor:
+        """Return what the backend makes of it."""
+        with torch.inference_mode():
+            return backend.forward(
+                self.hidden, self.logits, self.gate_up, self.down, renormalize=self.renormalize
+            )
+
+
+class MoeBackendContract:
+    """Inherit, override ``create`` and run pytest.
+
+    Attributes:
+        device, dtype: to test on.
+        sizes: layers, odd ones among them.
+        num_tokens: of the launches: below, at and above the borders of tiles.
+        activations: of the gate.
+        tolerance: largest relative error of a token; ``None`` is a value for the dtype.
+    """
+
+    device: ClassVar[str] = "cpu"
+    dtype: ClassVar[torch.dtype] = torch.float32
+    sizes: ClassVar[Sequence[Sizes]] = (
+        Sizes(8, 2, 64, 32),
+        Sizes(16, 4, 128, 96),
+        Sizes(5, 3, 72, 40),
+        Sizes(6, 1, 33, 17),
+    )
+    num_tokens: ClassVar[Sequence[int]] = (1, 3, 17, 130)
+    activations: ClassVar[Sequence[str]] = ("silu", "gelu")
+    tolerance: ClassVar[float | None] = None
+
+    def create(self, context: MoeContext) -> MoeBackend:
+        """Return the backend under test."""
+        raise NotImplementedError
+
+    # -- the tests
+
+    def test_output(self, size: Sizes, tokens: int) -> None:
+        """Tokens routed as a router does on inputs that it was not trained for: nearly evenly."""
+        for renormalize in (True, False):
+            self._check(size, replace(self.inputs(size, tokens), renormalize=renormalize))
+
+    def test_activations(self, activation: str) -> None:
+        """Each activation of the gate."""
+        self._check(self.sizes[0], self.inputs(self.sizes[0], 9), activation=activation)
+
+    def test_experts_with_all_tokens_and_with_none(self, size: Sizes, tokens: int) -> None:
+        """Weights of experts that nobody chose are not numbers, and touch nothing."""
+        inputs = self.inputs(size, tokens)
+        inputs.logits[:, -1] += 50
+        inputs.logits[:, : size.experts - size.top_k] -= 50
+        inputs.gate_up[: size.experts - size.top_k] = math.nan
+        inputs.down[: size.experts - size.top_k] = math.nan
+        self._check(size, inputs)
+
+    def test_skewed_routing(self, size: Sizes, tokens: int) -> None:
+        """Few experts have most tokens, most have few."""
+        inputs = self.inputs(size, tokens)
+        inputs.logits.sub_(torch.arange(size.experts, device=self.device))
+        self._check(size, inputs)
+
+    def test_of_equal_experts_the_first_are_chosen(self) -> None:
+        """Ties go to the lower number: greedy tokens depend on nothing else."""
+        size = self.sizes[0]
+        inputs = self.inputs(size, 5)
+        inputs.logits.zero_()
+        inputs.logits[3:, 1:6] = 2.0
+        self._check(size, inputs)
+
+    def test_logits_of_any_size(self) -> None:
+        """The softmax neither overflows nor loses a token whose logits are far apart."""
+        size = self.sizes[0]
+        inputs = self.inputs(size, 4)
+        inputs.logits[0] = max(-1e30, torch.finfo(self.dtype).min)
+        inputs.logits[1] *= 1e4
+        inputs.logits[2] += 1e4
+        self._check(size, inputs)
+
+    def test_rows_of_wider_tensors(self) -> None:
+        """Hidden states and logits that are columns of something wider."""
+        size = self.sizes[0]
+        inputs = self.inputs(size, 7)
+        hidden = torch.cat((inputs.hidden, inputs.hidden), dim=1)[:, : size.hidden]
+        logits = torch.cat((inputs.logits, inputs.logits), dim=1)[:, : size.experts]
+        self._check(size, replace(inputs, hidden=hidden, logits=logits))
+
+    def test_inputs_stay_as_they_are(self) -> None:
+        """Hidden states are the residual's next input, and logits may be looked at."""
+        inputs = self.inputs(self.sizes[0], 7)
+        before = inputs.hidden.clone(), inputs.logits.clone()
+        inputs.run(self.create(self.context(self.sizes[0])))
+        assert torch.equal(inputs.hidden, before[0])
+        assert torch.equal(inputs.logits, before[1])
+
+    def test_the_same_inputs_have_the_same_output(self, tokens: int) -> None:
+        """To the bit: greedy tokens can be had again."""
+        inputs = self.inputs(self.sizes[0], tokens)
+        backend = self.create(self.context(self.sizes[0]))
+        first = inputs.run(backend)
+        for _ in range(2):
+            assert torch.equal(inputs.run(backend), first)
+
+    def test_experts_that_are_not_held(self, size: Sizes, tokens: int) -> None:
+        """Experts of other ranks add nothing, and neither does -1, which padding rows have."""
+        inputs = self.inputs(size, tokens)
+        held = range(1, size.experts - 1)
+        context = replace(self.context(size), held_experts=held)
+        backend = self.create(context)
+        weights, experts = backend.route(inputs.logits, renormalize=True)
+        experts = experts.clone()
+        experts[tokens // 2 :] = -1
+        part = slice(held.start, held.stop)
+        with torch.inference_mode():
+            out = backend.run_experts(
+                inputs.hidden, weights, experts, inputs.gate_up[part], inputs.down[part]
+            )
+        expected = sum_in_float64(inputs, weights.double(), experts, "silu", held)
+        self._compare_rows(out, expected)
+
+    def test_no_tokens(self) -> None:
+        """A launch may be empty."""
+        size = self.sizes[0]
+        out = self.inputs(size, 0).run(self.create(self.context(size)))
+        assert out.shape == (0, size.hidden)
+
+    def test_a_recorded_graph_serves_any_routing(self, size: Sizes, tokens: int) -> None:
+        """Recorded with one routing, replayed with others: nothing depends on it."""
+        backend = self.create(self.context(size))
+        if not backend.cuda_graphs or torch.device(self.device).type != "cuda":
+            pytest.skip("takes no part in CUDA graphs here")
+        static = self.inputs(size, tokens)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            static.run(backend)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = static.run(backend)
+        for seed in range(4):
+            fresh = self.inputs(size, tokens, seed=seed + 1)
+            static.hidden.copy_(fresh.hidden)
+            static.logits.copy_(fresh.logits * seed * 4)
+            graph.replay()
+            self._compare(out, static, "silu")
+
+    # -- what they are made of
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run a test for every combination of the attributes that it asks for."""
+        for name, values in (
+            ("size", self.sizes), ("tokens", self.num_tokens), ("activation", self.activations),
+        ):  # fmt: skip
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values, ids=str)
+
+    def context(self, size: Sizes, activation: str = "silu") -> MoeContext:
+        """Return what the backend of a layer is created with."""
+        return MoeContext(
+            device=torch.device(self.device),
+            dtype=self.dtype,
+            num_experts=size.experts,
+            top_k=size.top_k,
+            hidden_size=size.hidden,
+            intermediate_size=size.inner,
+            activation=activation,
+            max_num_tokens=max(self.num_tokens),
+        )
+
+    def inputs(self, size: Sizes, tokens: int, *, seed: int = 0) -> MoeInputs:
+        """Return random inputs; the same ones for the same arguments."""
+        random = torch.Generator(self.device).manual_seed(1000 * seed + tokens)
+
+        def randn(*shape: int, scale: float) -> torch.Tensor:
+            drawn = torch.randn(shape, generator=random, device=self.device)
+            return (drawn * scale).to(self.dtype)
+
+        return MoeInputs(
+            hidden=randn(tokens, size.hidden, scale=1.0),
+            logits=randn(tokens, size.experts, scale=1.0),
+            gate_up=randn(size.experts, 2 * size.inner, size.hidden, scale=size.hidden**-0.5),
+            down=randn(size.experts, size.hidden, size.inner, scale=size.inner**-0.5),
+        )
+
+    def _check(self, size: Sizes, inputs: MoeInputs, activation: str = "silu") -> None:
+        backend = self.create(self.context(size, activation))
+        self._compare(inputs.run(backend), inputs, activation)
+
+    def _compare(self, out: torch.Tensor, inputs: MoeInputs, activation: str) -> None:
+        assert out.dtype == inputs.hidden.dtype
+        self._compare_rows(out, experts_in_float64(inputs, self._top_k(inputs), activation))
+
+    def _compare_rows(self, out: torch.Tensor, expected: torch.Tensor) -> None:
+        assert out.shape == expected.shape
+        if not len(out):
+            return
+        norm = expected.norm(dim=1)
+        difference = (out.double() - expected).norm(dim=1)
+        difference = torch.where(norm > 0, difference / norm, difference)  # zero is exact
+        error, token = difference.nan_to_num(nan=math.inf).max(dim=0)
+        tolerance = _TOLERANCES[self.dtype] if self.tolerance is None else self.tolerance
+        assert error < tolerance, f"token {int(token)} is off by {float(error):.2e}"
+
+    def _top_k(self, inputs: MoeInputs) -> int:
+        shape = inputs.down.shape
+        return next(size.top_k for size in self.sizes if (size.experts, size.hidden) == shape[:2])
+
+
+def experts_in_float64(inputs: MoeInputs, top_k: int, activation: str) -> torch.Tensor:
+    """Return ``[T, hidden]``; routed in float32 as the interface says, then all in float64."""
+    probabilities = inputs.logits.float().softmax(dim=-1)
+    weights, chosen = probabilities.sort(dim=-1, descending=True, stable=True)
+    weights, chosen = weights[:, :top_k].double(), chosen[:, :top_k]
+    if inputs.renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return sum_in_float64(inputs, weights, chosen, activation, range(len(inputs.gate_up)))
+
+
+def sum_in_float64(
+    inputs: MoeInputs,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    activation: str,
+    held: range,
+) -> torch.Tensor:
+    """Return the weighted sum ``[T, hidden]`` of each token's experts that are ``held``."""
+    hidden = inputs.hidden.double()
+    out = torch.zeros_like(hidden)
+    for expert in sorted(set(chosen.flatten().tolist()) & set(held)):
+        tokens, place = (chosen == expert).nonzero(as_tuple=True)
+        both = F.linear(hidden[tokens], inputs.gate_up[expert].double())
+        gate, up = both.chunk(2, dim=-1)
+        active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        part = F.linear(active * up, inputs.down[expert].double())
+        out.index_add_(0, tokens, part * weights[tokens, place, None])
+    return out

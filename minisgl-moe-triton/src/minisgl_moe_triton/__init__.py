@@ -1,0 +1,1 @@
+"""Routed experts for minisgl on NVIDIA GPUs, in Triton."""

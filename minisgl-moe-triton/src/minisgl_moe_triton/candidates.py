@@ -1,0 +1,73 @@
+"""Which launches ``minisgl tune moe`` tries, the likeliest first. Imports no torch."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Final
+
+from minisgl_moe_triton.configs import Columns, Tile
+
+SHARED_BYTES: Final = 227 * 1024
+"""Shared memory of a program on compute capability 9.0; others find out by trying."""
+
+MOST_FEW_ASSIGNMENTS: Final = 256
+"""Beyond so many, experts are shared too often to be read once an assignment."""
+
+GROUPS: Final = (1, 4, 8, 16, 32)
+
+_MOST_ELEMENTS: Final = 128
+"""Accumulated by one thread: more do not fit into its registers."""
+
+_FOR_FEW_ROWS: Final = (
+    (64, 128, 4, 4), (64, 64, 5, 4), (128, 64, 4, 4), (128, 128, 3, 8), (64, 128, 3, 4),
+    (64, 256, 2, 4), (128, 64, 5, 8), (64, 256, 3, 4), (128, 128, 3, 4), (64, 64, 7, 4),
+    (128, 128, 2, 8), (64, 64, 4, 4), (128, 64, 3, 4), (256, 64, 3, 8), (64, 128, 2, 4),
+    (128, 128, 2, 4), (128, 256, 2, 8), (32, 256, 3, 4), (64, 64, 3, 4), (64, 128, 5, 4),
+)  # fmt: skip
+"""Outputs, inputs, stages, warps."""
+
+_FOR_MANY_ROWS: Final = (
+    (128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 4), (256, 64, 3, 8), (256, 64, 4, 8),
+    (128, 64, 3, 4), (128, 64, 4, 4), (64, 64, 5, 4), (64, 128, 3, 4), (128, 128, 2, 8),
+    (64, 64, 3, 4), (128, 32, 4, 8), (128, 128, 3, 8), (64, 64, 4, 8), (64, 128, 2, 4),
+)  # fmt: skip
+
+
+def tile_rows(mean: float) -> list[int]:
+    """Return rows of tiles worth trying for a mean number of tokens an expert, likeliest first."""
+    all_rows = (16, 32, 64, 128)
+    fitting = next((rows for rows in all_rows if rows >= 1.5 * mean), 128)
+    place = all_rows.index(fitting)
+    others = [all_rows[other] for other in (place - 1, place + 1) if 0 <= other < len(all_rows)]
+    return [fitting, *others]
+
+
+def tiles(rows: int, item: int, group: int, *, gated: bool) -> Iterator[Tile]:
+    """Yield how to cut a product whose tiles have ``rows``, with elements of ``item`` bytes."""
+    shapes, orders = (
+        (_FOR_FEW_ROWS, (True, False)) if rows < 64 else (_FOR_MANY_ROWS, (False, True))
+    )
+    for swapped, (outputs, inputs, stages, warps) in product(orders, shapes):
+        accumulated = rows * outputs * (1 + gated)
+        shared = stages * inputs * (outputs * (1 + gated) + rows) * item
+        if shared > SHARED_BYTES or accumulated > _MOST_ELEMENTS * 32 * warps:
+            continue
+        if swapped and outputs < 64:
+            continue
+        yield Tile(
+            outputs=outputs, inputs=inputs, group=group, stages=stages, warps=warps,
+            swapped=swapped,
+        )  # fmt: skip
+
+
+def columns(inputs: int, places: int) -> Iterator[Columns]:
+    """Yield how to cut a product for few tokens.
+
+    Args:
+        inputs: of the weights.
+        places: experts that one program sums over, as a power of 2.
+    """
+    for outputs, block, warps in product((4, 2, 8, 1, 16), (1024, 2048, 512, 256), (8, 4)):
+        if block >= 2 * inputs:
+            continue
+        if 1 <= places * outputs * block // (32 * warps) <= _MOST_ELEMENTS:
+            yield Columns(outputs=outputs, inputs=block, warps=warps)

@@ -1,0 +1,195 @@
+"""How products are cut, by number of tokens: tuned ones from files, or a rule of thumb.
+
+A tuned file belongs to one ``Key``. Those in the user's folder come before those that are shipped.
+Imports no torch.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from minisgl.errors import SettingsError
+
+TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Numbers of tokens that are tuned; another number takes the next larger one's launch."""
+
+_FEW_ASSIGNMENTS: Final = 32
+"""Up to so many the rule of thumb does not sort."""
+
+_LEAST_ROWS, _MOST_ROWS = 16, 128
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Tile(_Model):
+    """How a grouped product is cut.
+
+    Attributes:
+        outputs, inputs: of the weights in a tile.
+        group: tiles of rows that are done before the next outputs.
+        stages: of the software pipeline.
+        warps: of a program.
+        swapped: the weights are the first operand.
+    """
+
+    outputs: int = Field(ge=16)
+    inputs: int = Field(ge=16)
+    group: int = Field(ge=1)
+    stages: int = Field(ge=1)
+    warps: Literal[1, 2, 4, 8, 16]
+    swapped: bool
+
+
+class Columns(_Model):
+    """How a product for few tokens is cut: outputs of a program, inputs at once, warps."""
+
+    outputs: int = Field(ge=1)
+    inputs: int = Field(ge=1)
+    warps: Literal[1, 2, 4, 8, 16]
+
+
+class Few(_Model):
+    """A launch without sorting."""
+
+    kind: Literal["few"] = "few"
+    tokens: int = Field(ge=1)
+    gate_up: Columns
+    down: Columns
+
+
+class Grouped(_Model):
+    """A launch of sorted tokens, in tiles of ``rows`` of one expert."""
+
+    kind: Literal["grouped"] = "grouped"
+    tokens: int = Field(ge=1)
+    rows: int = Field(ge=16)
+    gate_up: Tile
+    down: Tile
+
+
+Launch = Few | Grouped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """What a tuned file is for.
+
+    Attributes:
+        experts, inner, hidden: sizes of a layer on one rank.
+        dtype: such as ``bfloat16``.
+        device: name of the GPU.
+        triton: version, ``major.minor``: another one compiles other code.
+    """
+
+    experts: int
+    inner: int
+    hidden: int
+    dtype: str
+    device: str
+    triton: str
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file with the launches for this key."""
+        device = "".join(c if c.isalnum() else "_" for c in self.device)
+        return (
+            f"experts={self.experts},inner={self.inner},hidden={self.hidden},dtype={self.dtype},"
+            f"device={device},triton={self.triton}.json"
+        )
+
+
+class TunedFile(_Model):
+    """What a tuned file holds.
+
+    Attributes:
+        source: where and when it was measured, for people.
+        launches: one a tuned number of tokens, ascending.
+    """
+
+    source: str = ""
+    launches: tuple[Annotated[Launch, Field(discriminator="kind")], ...] = Field(min_length=1)
+
+
+def user_folder() -> Path:
+    """Return where ``minisgl tune moe`` writes: below ``XDG_CONFIG_HOME``, or ``~/.config``."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "minisgl" / "moe-triton"
+
+
+def find_tuned(key: Key, folder: Path | None = None) -> TunedFile | None:
+    """Return the tuned file for ``key``, the user's before the shipped one, or ``None``.
+
+    Args:
+        key: what is run.
+        folder: the user's files; by default ``user_folder()``.
+
+    Raises:
+        SettingsError: a file that is no tuned file.
+    """
+    own = (folder or user_folder()) / key.file_name
+    if own.is_file():
+        return _parse(own.read_text(encoding="utf-8"), str(own))
+    shipped = resources.files("minisgl_moe_triton").joinpath("tuned", key.file_name)
+    if shipped.is_file():
+        return _parse(shipped.read_text(encoding="utf-8"), str(shipped))
+    return None
+
+
+def write_tuned(key: Key, tuned: TunedFile, folder: Path) -> Path:
+    """Write ``tuned`` for ``key`` into ``folder`` and return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / key.file_name
+    text = json.dumps(tuned.model_dump(), indent=1)
+    partial = file.with_suffix(".partial")
+    partial.write_text(f"{text}\n", encoding="utf-8")
+    partial.replace(file)
+    return file
+
+
+def choose(launches: Sequence[Launch], tokens: int) -> Launch:
+    """Return the launch of the next larger number of tokens, or of the largest."""
+    return next((launch for launch in launches if launch.tokens >= tokens), launches[-1])
+
+
+def rule_of_thumb(key: Key, top_k: int) -> tuple[Launch, ...]:
+    """Return launches for a key that nobody tuned."""
+    return tuple(_guess(key, top_k, tokens) for tokens in TOKENS)
+
+
+def _guess(key: Key, top_k: int, tokens: int) -> Launch:
+    if tokens * top_k <= _FEW_ASSIGNMENTS:
+        return Few(
+            tokens=tokens,
+            gate_up=Columns(outputs=4, inputs=2048, warps=8),
+            down=Columns(outputs=4 if top_k <= 8 else 2, inputs=512, warps=8),
+        )
+    mean = tokens * top_k / key.experts
+    rows = _LEAST_ROWS
+    while rows < min(1.5 * mean, _MOST_ROWS):
+        rows *= 2
+    if rows < 64:
+        tile = Tile(outputs=64, inputs=128, group=1, stages=4, warps=4, swapped=True)
+        return Grouped(tokens=tokens, rows=rows, gate_up=tile, down=tile)
+    gated = Tile(outputs=64, inputs=64, group=8, stages=4, warps=4, swapped=False)
+    plain = Tile(outputs=128, inputs=64, group=8, stages=4, warps=rows // 16, swapped=False)
+    return Grouped(tokens=tokens, rows=rows, gate_up=gated, down=plain)
+
+
+def _parse(text: str, name: str) -> TunedFile:
+    try:
+        tuned = TunedFile.model_validate_json(text)
+    except ValidationError as error:
+        raise SettingsError(
+            f"{name!r} is no file of tuned MoE launches: {error.errors()[0]['msg']}. "
+            "Delete it, or write it anew with: minisgl tune moe --model MODEL"
+        ) from error
+    ascending = sorted(tuned.launches, key=lambda launch: launch.tokens)
+    return tuned.model_copy(update={"launches": tuple(ascending)})

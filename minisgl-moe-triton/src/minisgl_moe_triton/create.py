@@ -1,0 +1,80 @@
+"""Makes the backend: finds its launches, and compiles all of them before it serves."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+import triton
+
+from minisgl.moe import MoeContext
+from minisgl_moe_triton.backend import TritonMoeBackend, run_launch
+from minisgl_moe_triton.configs import Grouped, Key, Launch, find_tuned, rule_of_thumb
+from minisgl_moe_triton.kernels.routing import SORT_BLOCKS, Routed, route, sort_by_expert
+from minisgl_moe_triton.settings import TritonMoeSettings
+
+logger = logging.getLogger(__name__)
+
+
+def create_backend(context: MoeContext, settings: TritonMoeSettings) -> TritonMoeBackend:
+    """Return the backend with tuned launches, or with a warning and a rule of thumb.
+
+    Raises:
+        SettingsError: a tuned file that is none.
+    """
+    key = key_of(context)
+    tuned = find_tuned(key, settings.tuned_folder)
+    if tuned is None:
+        logger.warning(
+            "No tuned MoE launches for %d experts of %d inner and %d hidden elements in %s on %s "
+            "with Triton %s: going by a rule of thumb. To measure them: minisgl tune moe "
+            "--model MODEL", key.experts, key.inner, key.hidden, key.dtype, key.device, key.triton,
+        )  # fmt: skip
+    launches = tuned.launches if tuned is not None else rule_of_thumb(key, context.top_k)
+    compile_launches(context, launches)
+    return TritonMoeBackend(context, launches)
+
+
+def key_of(context: MoeContext) -> Key:
+    """Return what the tuned file of these layers is named by."""
+    on_card = context.device.type == "cuda"
+    return Key(
+        experts=len(context.local_experts),
+        inner=context.intermediate_size,
+        hidden=context.hidden_size,
+        dtype=str(context.dtype).removeprefix("torch."),
+        device=torch.cuda.get_device_name(context.device) if on_card else context.device.type,
+        triton=".".join(triton.__version__.split(".")[:2]),
+    )
+
+
+def compile_launches(context: MoeContext, launches: Sequence[Launch]) -> None:
+    """Run each launch that may be needed once, with tokens that choose no expert.
+
+    The kernels end before they read a weight, so an empty tensor stands for those.
+    """
+    device, dtype = context.device, context.dtype
+    needed: dict[Launch, None] = {}
+    for launch in launches:
+        needed[launch.model_copy(update={"tokens": 1})] = None
+        if launch.tokens >= context.max_num_tokens:
+            break
+    held, inner, hidden_size = (
+        len(context.local_experts), context.intermediate_size, context.hidden_size,
+    )  # fmt: skip
+    stand_in = torch.empty(16, dtype=dtype, device=device)[:1]
+    gate_up = stand_in.expand(held, 2 * inner, hidden_size)
+    down = stand_in.expand(held, hidden_size, inner)
+    hidden = torch.zeros(1, hidden_size, dtype=dtype, device=device)
+    logits = torch.zeros(1, context.num_experts, dtype=dtype, device=device)
+    for renormalize in (True, False):
+        weights, _ = route(logits, context.top_k, renormalize=renormalize)
+    nobody = Routed(torch.full_like(weights, -1, dtype=torch.int32), weights)
+    for launch in needed:
+        run_launch(hidden, nobody, gate_up, down, launch, gelu=context.activation == "gelu")
+    most = context.max_num_tokens * context.top_k
+    sizes = {launch.rows for launch in needed if isinstance(launch, Grouped)}
+    for block in SORT_BLOCKS if sizes else ():
+        num = min(block, most)
+        several = Routed(torch.full((num, 1), -1, dtype=torch.int32, device=device), weights)
+        for rows in sizes:
+            sort_by_expert(several, held, rows)

@@ -1,0 +1,191 @@
+"""Products of sorted rows with the weights of their experts, and the sum over a token's experts.
+
+One program makes one tile of rows times one tile of outputs. Few rows wait for the weights alone:
+then the weights are the first operand (``swapped``), as Hopper's tensor cores take 64 rows of the
+first and as few as 8 of the second. Programs of one expert's tiles follow one another, so that its
+weights come from the L2 cache all but once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from minisgl.kernel.triton.activations import activate
+from minisgl.kernel.triton.dispatch import dispatched
+from minisgl.kernel.triton.launch import OVERLAP, multiply_add, wait_for_inputs
+from minisgl_moe_triton.configs import Tile
+from minisgl_moe_triton.kernels.routing import Routed, Tiles
+
+_SUMMED = 1024
+
+
+def gate_up(
+    hidden: torch.Tensor, weight: torch.Tensor, tiles: Tiles, top_k: int, tile: Tile, *, gelu: bool
+) -> torch.Tensor:
+    """Return ``act(gate) * up`` of each row, ``[T * top_k, inner]``, in sorted order.
+
+    Args:
+        hidden: ``[T, hidden]``, contiguous.
+        weight: ``[E, 2 * inner, hidden]``, gate rows first.
+        tiles: the rows.
+        top_k: experts a token.
+        tile: how the product is cut.
+        gelu: the activation; else SiLU.
+    """
+    outputs, inputs = weight.shape[1] // 2, weight.shape[2]
+    out = torch.empty((len(tiles.order), outputs), dtype=hidden.dtype, device=hidden.device)
+    grid = (tiles.most * -(-outputs // tile.outputs),)
+    _grouped_kernel[grid](
+        hidden, weight, out, tiles.order, tiles.tiles, hidden, outputs, inputs, top_k, True,
+        gelu, tile.swapped, tiles.rows, tile.outputs, tile.inputs, tile.group,
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=OVERLAP,
+    )  # fmt: skip
+    return out
+
+
+def down(
+    rows: torch.Tensor, weight: torch.Tensor, weights: torch.Tensor, tiles: Tiles, tile: Tile
+) -> torch.Tensor:
+    """Return each assignment's weighted part, ``[T * top_k, hidden]``, by assignment.
+
+    Args:
+        rows: ``[T * top_k, inner]``, sorted.
+        weight: ``[E, hidden, inner]``.
+        weights: float32 ``[T, top_k]``, of the router.
+        tiles: the rows.
+        tile: how the product is cut.
+    """
+    outputs, inputs = weight.shape[1], weight.shape[2]
+    out = torch.empty((len(rows), outputs), dtype=rows.dtype, device=rows.device)
+    grid = (tiles.most * -(-outputs // tile.outputs),)
+    _grouped_kernel[grid](
+        rows, weight, out, tiles.order, tiles.tiles, weights, outputs, inputs, 1, False,
+        False, tile.swapped, tiles.rows, tile.outputs, tile.inputs, tile.group,
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=OVERLAP,
+    )  # fmt: skip
+    return out
+
+
+def sum_parts(parts: torch.Tensor, routed: Routed, num_experts: int) -> torch.Tensor:
+    """Return the sum ``[T, hidden]`` of each token's ``parts`` ``[T * top_k, hidden]``.
+
+    Parts of experts that are not held were never written, and count as zero.
+    """
+    (tokens, top_k), hidden = routed.experts.shape, parts.shape[1]
+    out = torch.empty((tokens, hidden), dtype=parts.dtype, device=parts.device)
+    block = min(_SUMMED, triton.next_power_of_2(hidden))
+    _sum_kernel[(tokens, -(-hidden // block))](
+        parts, routed.experts, out, routed.first, num_experts, hidden, top_k,
+        triton.next_power_of_2(top_k), block, num_warps=4, launch_pdl=OVERLAP,
+    )  # fmt: skip
+    return out
+
+
+@dispatched
+@triton.jit
+def _grouped_kernel(
+    x_ptr, weight_ptr, out_ptr, order_ptr, tiles_ptr, weights_ptr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
+    GELU: tl.constexpr, SWAPPED: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One tile. ``GATED``: rows are gathered from tokens; else, they are scattered to parts."""
+    wait_for_inputs()
+    num_tiles = tl.load(tiles_ptr)
+    columns: tl.constexpr = (OUTPUTS + TILE_OUTPUTS - 1) // TILE_OUTPUTS
+    pid = tl.program_id(0)
+    if pid >= num_tiles * columns:
+        return
+    tile, place = _tile_and_column(pid, num_tiles, columns, GROUP)
+    tile_ptr = tiles_ptr + 1 + 3 * tile
+    expert = tl.load(tile_ptr).to(tl.int64)
+    row = tl.load(tile_ptr + 1) + tl.arange(0, TILE_ROWS)
+    real = row < tl.load(tile_ptr + 2)
+    column = place * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
+    assignment = tl.load(order_ptr + row, real, 0)
+    source = (assignment // TOP_K if GATED else row).to(tl.int64)
+    # What is behind the last output is computed from the last one, and not stored.
+    known = column if OUTPUTS % TILE_OUTPUTS == 0 else tl.minimum(column, OUTPUTS - 1)
+    halves: tl.constexpr = 2 if GATED else 1
+    start = (expert * (halves * OUTPUTS) + known) * INPUTS
+    k = tl.arange(0, TILE_INPUTS)
+    if SWAPPED:
+        x_ptrs = x_ptr + source[None, :] * INPUTS + k[:, None]
+        weight_ptrs = weight_ptr + start[:, None] + k[None, :]
+        x_real, x_k, weight_k = real[None, :], k[:, None], k[None, :]
+        result = tl.zeros((TILE_OUTPUTS, TILE_ROWS), tl.float32)
+        up = tl.zeros((TILE_OUTPUTS, TILE_ROWS), tl.float32)
+    else:
+        x_ptrs = x_ptr + source[:, None] * INPUTS + k[None, :]
+        weight_ptrs = weight_ptr + start[None, :] + k[:, None]
+        x_real, x_k, weight_k = real[:, None], k[None, :], k[:, None]
+        result = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
+        up = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
+    for first in range(0, INPUTS, TILE_INPUTS):
+        if INPUTS % TILE_INPUTS == 0:
+            x = tl.load(x_ptrs, x_real, 0.0)
+        else:
+            x = tl.load(x_ptrs, x_real & (x_k < INPUTS - first), 0.0)
+        weight = _load_weight(weight_ptrs, weight_k, first, INPUTS, TILE_INPUTS)
+        result = multiply_add(weight, x, result) if SWAPPED else multiply_add(x, weight, result)
+        if GATED:
+            ups = weight_ptrs + OUTPUTS * INPUTS
+            weight = _load_weight(ups, weight_k, first, INPUTS, TILE_INPUTS)
+            up = multiply_add(weight, x, up) if SWAPPED else multiply_add(x, weight, up)
+        x_ptrs += TILE_INPUTS
+        weight_ptrs += TILE_INPUTS
+    dtype = out_ptr.dtype.element_ty
+    if GATED:
+        gate = result.to(dtype).to(tl.float32)
+        result = activate(gate, up.to(dtype).to(tl.float32), dtype, GELU)
+    else:
+        scale = tl.load(weights_ptr + assignment, real, 0.0).to(dtype).to(tl.float32)
+        result *= scale[None, :] if SWAPPED else scale[:, None]
+    target = (row if GATED else assignment).to(tl.int64) * OUTPUTS
+    inside = column < OUTPUTS
+    if SWAPPED:
+        out_ptrs = out_ptr + target[None, :] + column[:, None]
+        tl.store(out_ptrs, result.to(dtype), real[None, :] & inside[:, None])
+    else:
+        out_ptrs = out_ptr + target[:, None] + column[None, :]
+        tl.store(out_ptrs, result.to(dtype), real[:, None] & inside[None, :])
+
+
+@triton.jit
+def _tile_and_column(pid, num_tiles, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+    """Return which tile of rows and which of outputs: of ``GROUP`` tiles all, then the next."""
+    group = pid // (GROUP * COLUMNS) * GROUP
+    size = tl.minimum(num_tiles - group, GROUP)
+    inner = pid % (GROUP * COLUMNS)
+    return group + inner % size, inner // size
+
+
+@triton.jit
+def _load_weight(ptrs, k, first, INPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr):
+    if INPUTS % TILE_INPUTS == 0:
+        return tl.load(ptrs)
+    else:  # noqa: RET505 - only one of the two is compiled
+        return tl.load(ptrs, k < INPUTS - first, 0.0)
+
+
+@dispatched
+@triton.jit(do_not_specialize=["held", "experts"])
+def _sum_kernel(
+    parts_ptr, experts_ptr, out_ptr, held, experts,
+    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.arange(0, PLACES)
+    inside = column < HIDDEN
+    wait_for_inputs()
+    known = place < TOP_K
+    expert = tl.load(experts_ptr + token * TOP_K + place, known, -1) - held
+    chosen = known & (expert >= 0) & (expert < experts)
+    ptrs = parts_ptr + (token * TOP_K + place)[:, None] * HIDDEN + column[None, :]
+    parts = tl.load(ptrs, chosen[:, None] & inside[None, :], 0.0).to(tl.float32)
+    tl.store(
+        out_ptr + token * HIDDEN + column,
+        tl.sum(parts, axis=0).to(out_ptr.dtype.element_ty),
+        inside,
+    )

@@ -1,0 +1,179 @@
+"""From router logits to work: the experts of each token, and tiles of tokens of one expert.
+
+An assignment is one of a token's ``top_k`` experts; its number is ``token * top_k + place``. Sorted
+by expert, and by number within one, assignments form rows; a tile is at most ``tile_rows`` of
+them, all of one expert. No shape depends on the routing: ``Tiles`` has room for the largest number
+there can be, and the real one is on the device.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from minisgl.kernel.triton.dispatch import dispatched
+from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
+
+_TOKENS = 4
+"""Tokens of a program of the router, one a warp."""
+
+SORT_BLOCKS: Final = (256, 1024, 4096)
+"""Assignments that a program of the sort reads at once: the first that holds all, or the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What the router chose, a row a token.
+
+    Attributes:
+        experts: int32 ``[T, top_k]``, contiguous, numbers of the whole layer.
+        weights: float32 ``[T, top_k]``, contiguous.
+        first: number of the expert whose weights come first in this rank's stacks. Those that the
+            stacks do not hold are skipped, and so is -1.
+    """
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Assignments sorted by expert.
+
+    Attributes:
+        order: int32 ``[T * top_k]``, the assignment of each row.
+        tiles: int32 ``[1 + 3 * most]``: the number of tiles, then expert, first row, and the row
+            behind the last of the expert, for each.
+        most: the most tiles that there can be.
+        rows: of a tile.
+    """
+
+    order: torch.Tensor
+    tiles: torch.Tensor
+    most: int
+    rows: int
+
+
+def route(
+    logits: torch.Tensor, top_k: int, *, renormalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights and numbers of each token's experts: see ``MoeBackend.route``."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    tokens, experts = logits.shape
+    chosen = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
+    _route_kernel[(-(-tokens // _TOKENS),)](
+        logits, chosen, weights, logits.stride(0), tokens, experts, top_k, renormalize,
+        _TOKENS, triton.next_power_of_2(experts), triton.next_power_of_2(top_k),
+        num_warps=_TOKENS, launch_pdl=OVERLAP,
+    )  # fmt: skip
+    return weights, chosen
+
+
+def sort_by_expert(routed: Routed, num_experts: int, tile_rows: int) -> Tiles:
+    """Sort the assignments; those to experts that are not held are left out.
+
+    Args:
+        routed: experts of each token.
+        num_experts: that are held.
+        tile_rows: rows of a tile.
+    """
+    chosen = routed.experts
+    num = chosen.numel()
+    most = most_tiles(num, num_experts, tile_rows)
+    order = torch.empty(num, dtype=torch.int32, device=chosen.device)
+    tiles = torch.empty(1 + 3 * most, dtype=torch.int32, device=chosen.device)
+    block = next((block for block in SORT_BLOCKS if block >= num), SORT_BLOCKS[-1])
+    _sort_kernel[(num_experts,)](
+        chosen, order, tiles, num, routed.first, num_experts, tile_rows,
+        triton.next_power_of_2(num_experts + 1), block,
+        num_warps=4 if block <= 1024 else 8, launch_pdl=OVERLAP,
+    )  # fmt: skip
+    return Tiles(order, tiles, most, tile_rows)
+
+
+def most_tiles(num_assignments: int, num_experts: int, tile_rows: int) -> int:
+    """Return the most tiles of ``tile_rows`` that any routing makes of so many assignments."""
+    begun = min(num_assignments, num_experts)  # each of these experts may have one tile not full
+    return begun + (num_assignments - begun) // tile_rows
+
+
+@dispatched
+@triton.jit(do_not_specialize=["stride", "tokens"])
+def _route_kernel(
+    logits_ptr, experts_ptr, weights_ptr, stride, tokens,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """``TOKENS`` tokens: the largest probability, ``TOP_K`` times."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    expert, place = tl.arange(0, BLOCK), tl.arange(0, PLACES)
+    inside, here = (expert < EXPERTS)[None, :], (token < tokens)[:, None]
+    wait_for_inputs()
+    ptrs = logits_ptr + token.to(tl.int64)[:, None] * stride + expert[None, :]
+    logits = tl.load(ptrs, inside & here, 0.0).to(tl.float32)
+    logits = tl.where(inside, logits, float("-inf"))
+    rest = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    rest /= tl.sum(rest, axis=1)[:, None]
+    rest = tl.where(inside, rest, -1.0)
+    chosen = tl.zeros((TOKENS, PLACES), tl.int32)
+    weights = tl.zeros((TOKENS, PLACES), tl.float32)
+    for number in tl.static_range(TOP_K):
+        largest, which = tl.max(rest, axis=1, return_indices=True)
+        which = tl.minimum(which, EXPERTS - 1)  # logits that are not a number choose anything
+        now = (place == number)[None, :]
+        chosen = tl.where(now, which[:, None], chosen)
+        weights = tl.where(now, largest[:, None], weights)
+        rest = tl.where(expert[None, :] == which[:, None], -1.0, rest)
+    if RENORMALIZE:
+        weights /= tl.sum(weights, axis=1)[:, None]
+    places = token[:, None] * TOP_K + place[None, :]
+    mask = here & (place < TOP_K)[None, :]
+    tl.store(experts_ptr + places, chosen, mask)
+    tl.store(weights_ptr + places, weights, mask)
+
+
+@dispatched
+@triton.jit(do_not_specialize=["num", "held"])
+def _sort_kernel(
+    chosen_ptr, order_ptr, tiles_ptr, num, held,
+    EXPERTS: tl.constexpr, TILE_ROWS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The rows and tiles of one expert: every program counts all assignments."""
+    mine = tl.program_id(0)
+    place, bins = tl.arange(0, BLOCK), tl.arange(0, BINS)
+    wait_for_inputs()
+    counts = tl.zeros((BINS,), tl.int32)
+    for first in range(0, num, BLOCK):
+        here = first + place < num
+        chosen = tl.load(chosen_ptr + first + place, here, -1) - held
+        # Whatever is not held goes to a bin behind them.
+        known = here & (chosen >= 0) & (chosen < EXPERTS)
+        counts += tl.histogram(tl.where(known, chosen, EXPERTS), BINS)
+    counts = tl.where(bins < EXPERTS, counts, 0)
+    before = bins < mine
+    begun = (counts + TILE_ROWS - 1) // TILE_ROWS
+    row = tl.sum(tl.where(before, counts, 0), axis=0)
+    tile = tl.sum(tl.where(before, begun, 0), axis=0)
+    count = tl.sum(tl.where(bins == mine, counts, 0), axis=0)
+    if mine == EXPERTS - 1:
+        tl.store(tiles_ptr, tl.sum(begun, axis=0))
+    end = row + count
+    for first in range(0, num, BLOCK * TILE_ROWS):  # once, but for very many
+        start = first + place * TILE_ROWS
+        ptrs = tiles_ptr + 1 + 3 * (tile + first // TILE_ROWS + place)
+        tl.store(ptrs, mine, start < count)
+        tl.store(ptrs + 1, row + start, start < count)
+        tl.store(ptrs + 2, end, start < count)
+    for first in range(0, num, BLOCK):
+        here = first + place < num
+        chosen = tl.load(chosen_ptr + first + place, here, -1) - held
+        found = here & (chosen == mine)
+        matches = found.to(tl.int32)
+        rank = tl.cumsum(matches, axis=0) - 1
+        tl.store(order_ptr + row + rank, first + place, found)
+        row += tl.sum(matches, axis=0)

@@ -1,0 +1,247 @@
+"""``minisgl tune moe``: times launches on this card and writes the fastest into a tuned file.
+
+For each number of tokens the two products are searched one after the other, as neither changes the
+other's time; the best launch without sorting and the best grouped ones are then timed whole.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import torch
+import triton
+
+from minisgl.errors import UnsupportedBackendError
+from minisgl.models.progress import progress_bar
+from minisgl.moe import MoeContext, TuneRequest
+from minisgl_moe_triton import candidates
+from minisgl_moe_triton.backend import run_launch
+from minisgl_moe_triton.configs import (
+    TOKENS,
+    Columns,
+    Few,
+    Grouped,
+    Launch,
+    Tile,
+    TunedFile,
+    user_folder,
+    write_tuned,
+)
+from minisgl_moe_triton.create import key_of
+from minisgl_moe_triton.kernels.few import few_down, few_gate_up
+from minisgl_moe_triton.kernels.grouped import down, gate_up
+from minisgl_moe_triton.kernels.routing import Routed, route, sort_by_expert
+from minisgl_moe_triton.timing import compile_in_parallel, time_on_gpu
+
+logger = logging.getLogger(__name__)
+
+OptionT = TypeVar("OptionT")
+Call = Callable[[], object]
+
+_ROUTINGS: Final = 6
+"""Launches differ in their routing, so that the L2 cache does not hold an expert's weights."""
+
+_BATCH: Final = 24
+"""Candidates that are compiled together before they are timed."""
+
+
+def tune(context: MoeContext, request: TuneRequest) -> str:
+    """Search, write the file, and return a table for people.
+
+    Raises:
+        UnsupportedBackendError: the device is no GPU.
+    """
+    if context.device.type != "cuda":
+        raise UnsupportedBackendError(
+            f"minisgl tune moe times kernels on an NVIDIA GPU; engine.device is {context.device}"
+        )
+    began = time.monotonic()
+    counts = request.tokens or tuple(one for one in TOKENS if one <= context.max_num_tokens)
+    deadline = None if request.time_limit_s is None else began + request.time_limit_s
+    lines: list[str] = []
+    found: list[Launch] = []
+    with torch.inference_mode(), progress_bar(show=request.progress, unit="launch") as bar:
+        search = Search(context, bar.update)
+        for place, tokens in enumerate(counts):
+            bar.set_description(f"{tokens} tokens")
+            now = time.monotonic()
+            if deadline is not None and now > deadline and found:
+                break
+            share = None if deadline is None else now + (deadline - now) / (len(counts) - place)
+            launch, seconds = search.fastest(tokens, share)
+            found.append(launch)
+            lines.append(f"{tokens:>6} tokens  {1e6 * seconds:>9.1f} us  {_describe(launch)}")
+    key = key_of(context)
+    source = (
+        f"minisgl tune moe: {key.device}, torch {torch.__version__}, Triton {triton.__version__}"
+    )
+    tuned = TunedFile(source=source, launches=tuple(found))
+    file = write_tuned(key, tuned, request.folder or user_folder())
+    took = time.monotonic() - began
+    return "\n".join([*lines, f"{file} was written after {took:.0f} s and is used from now on"])
+
+
+class Search:
+    """Searches for the fastest launches of a layer with random weights.
+
+    Args:
+        context: sizes of the layer, on a GPU.
+        advance: told how many launches more have been tried.
+    """
+
+    def __init__(self, context: MoeContext, advance: Callable[[int], object]) -> None:
+        self._context = context
+        self._advance = advance
+        self._gelu = context.activation == "gelu"
+        held, hidden = len(context.local_experts), context.hidden_size
+        self._gate_up = self._random(held, 2 * context.intermediate_size, hidden)
+        self._down = self._random(held, hidden, context.intermediate_size)
+        self._logits = torch.randn(
+            _ROUTINGS, max(TOKENS), context.num_experts, device=context.device
+        )
+
+    def fastest(self, tokens: int, deadline: float | None) -> tuple[Launch, float]:
+        """Return the fastest launch for ``tokens`` and the seconds of a whole layer with it.
+
+        Args:
+            tokens: of the launch.
+            deadline: by ``time.monotonic``: end with the best so far.
+        """
+        context = self._context
+        logits = self._logits
+        if tokens > logits.shape[1]:
+            logits = torch.randn(2, tokens, context.num_experts, device=context.device)
+        routed = []
+        for one in logits:
+            weights, experts = route(one[:tokens], context.top_k, renormalize=True)
+            routed.append(Routed(experts, weights, context.local_experts.start))
+        hidden = self._random(tokens, context.hidden_size)
+        ways: list[Callable[[float | None], Launch]] = []
+        if tokens * context.top_k <= candidates.MOST_FEW_ASSIGNMENTS:
+            ways.append(partial(self._few, hidden, routed))
+        rows = candidates.tile_rows(tokens * context.top_k / context.num_experts)
+        if deadline is not None:
+            rows = rows[:2]
+        ways += [partial(self._grouped, hidden, routed, one) for one in rows]
+        launches = []
+        for place, way in enumerate(ways):
+            launches.append(way(_share(deadline, len(ways) - place)))
+        timed = []
+        for launch in launches:
+            calls = [partial(self.run, hidden, one, launch) for one in routed]
+            calls[0]()
+            timed.append((time_on_gpu(calls), launch))
+        seconds, launch = min(timed, key=lambda pair: pair[0])
+        return launch, seconds
+
+    def run(self, hidden: torch.Tensor, routed: Routed, launch: Launch) -> torch.Tensor:
+        """Run the whole layer behind its router."""
+        return run_launch(hidden, routed, self._gate_up, self._down, launch, gelu=self._gelu)
+
+    def _few(
+        self, hidden: torch.Tensor, routed: Sequence[Routed], deadline: float | None
+    ) -> Launch:
+        context = self._context
+        places = triton.next_power_of_2(context.top_k)
+        rows = self._random(len(hidden) * context.top_k, context.intermediate_size)
+
+        def first_product(how: Columns, to: Routed) -> torch.Tensor:
+            return few_gate_up(hidden, self._gate_up, to, how, gelu=self._gelu)
+
+        def second_product(how: Columns, to: Routed) -> torch.Tensor:
+            return few_down(rows, self._down, to, how)
+
+        first = self._search(
+            candidates.columns(context.hidden_size, 2),
+            first_product,
+            routed, _share(deadline, 2),
+        )  # fmt: skip
+        second = self._search(
+            candidates.columns(context.intermediate_size, places),
+            second_product,
+            routed, deadline,
+        )  # fmt: skip
+        return Few(tokens=len(hidden), gate_up=first, down=second)
+
+    def _grouped(
+        self, hidden: torch.Tensor, routed: Sequence[Routed], rows: int, deadline: float | None
+    ) -> Launch:
+        context, item = self._context, self._context.dtype.itemsize
+        held = len(context.local_experts)
+        sorted_ones = [(to, sort_by_expert(to, held, rows)) for to in routed]
+
+        def first_product(how: Tile, given: Any) -> torch.Tensor:
+            to, tiles = given
+            top_k = to.experts.shape[1]
+            return gate_up(hidden, self._gate_up, tiles, top_k, how, gelu=self._gelu)
+
+        inner = self._random(len(hidden) * context.top_k, context.intermediate_size)
+
+        def second_product(how: Tile, given: Any) -> torch.Tensor:
+            to, tiles = given
+            return down(inner, self._down, to.weights, tiles, how)
+
+        chosen = []
+        for product, gated in ((first_product, True), (second_product, False)):
+            until = _share(deadline, 1 + gated)
+            tiles = list(candidates.tiles(rows, item, 8 if rows >= 64 else 1, gated=gated))
+            best = self._search(tiles, product, sorted_ones, until)
+            if rows >= 64:
+                orders = [best.model_copy(update={"group": one}) for one in candidates.GROUPS]
+                best = self._search(orders, product, sorted_ones, until)
+            chosen.append(best)
+        return Grouped(tokens=len(hidden), rows=rows, gate_up=chosen[0], down=chosen[1])
+
+    def _search(
+        self,
+        options: Iterable[OptionT],
+        run: Callable[[OptionT, Any], object],
+        inputs: Sequence[Any],
+        deadline: float | None,
+    ) -> OptionT:
+        """Return the option with which ``run`` is fastest over ``inputs``; tries at least some."""
+        remaining, best, least = iter(options), None, float("inf")
+        while batch := list(islice(remaining, _BATCH)):
+            calls = [partial(run, option, inputs[0]) for option in batch]
+            for option, usable in zip(batch, compile_in_parallel(calls), strict=True):
+                self._advance(1)
+                if not usable:
+                    continue
+                seconds = time_on_gpu([partial(run, option, one) for one in inputs])
+                logger.debug("%.1f us: %s", 1e6 * seconds, option)
+                if seconds < least:
+                    best, least = option, seconds
+            if deadline is not None and time.monotonic() > deadline and best is not None:
+                break
+        if best is None:
+            raise UnsupportedBackendError("no launch of these sizes fits on this device")
+        return best
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        out = torch.empty(shape, dtype=self._context.dtype, device=self._context.device)
+        return out.normal_(std=shape[-1] ** -0.5)
+
+
+def _share(deadline: float | None, parts: int) -> float | None:
+    """Return when the first of so many equal parts of the time left ends."""
+    if deadline is None:
+        return None
+    now = time.monotonic()
+    return now + (deadline - now) / parts
+
+
+def _describe(launch: Launch) -> str:
+    if isinstance(launch, Few):
+        parts = [
+            f"{one.outputs}x{one.inputs} w{one.warps}" for one in (launch.gate_up, launch.down)
+        ]
+        return f"not sorted: {', '.join(parts)}"
+    parts = [
+        f"{one.outputs}x{one.inputs} s{one.stages} w{one.warps} g{one.group}"
+        f"{' swapped' if one.swapped else ''}"
+        for one in (launch.gate_up, launch.down)
+    ]
+    return f"tiles of {launch.rows}: {', '.join(parts)}"

@@ -1,0 +1,65 @@
+"""The backend in Triton's interpreter: the contract, with every kind of launch."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from minisgl.moe import MoeBackend, MoeContext
+from minisgl.testing.moe_contract import MoeBackendContract, Sizes
+from minisgl_moe_triton.backend import TritonMoeBackend
+from minisgl_moe_triton.configs import Columns, Few, Grouped, Launch, Tile
+
+if torch.cuda.is_available():
+    pytest.skip("tests/gpu/test_moe.py runs this on a card", allow_module_level=True)
+
+TRUNCATED = 4e-2
+"""The interpreter cuts float32 off where a card rounds it to bfloat16."""
+
+
+def tile(*, swapped: bool, outputs: int = 32, inputs: int = 32, group: int = 2) -> Tile:
+    return Tile(outputs=outputs, inputs=inputs, group=group, stages=2, warps=4, swapped=swapped)
+
+
+class InInterpreter(MoeBackendContract):
+    sizes = (Sizes(8, 2, 64, 32), Sizes(5, 3, 72, 40))
+    num_tokens = (1, 41)
+    launches: ClassVar[tuple[Launch, ...]]
+
+    def create(self, context: MoeContext) -> MoeBackend:
+        return TritonMoeBackend(context, self.launches)
+
+
+class TestFewTokens(InInterpreter):
+    dtype = torch.bfloat16
+    tolerance = TRUNCATED
+    launches = (
+        Few(
+            tokens=1, gate_up=Columns(outputs=16, inputs=64, warps=4),
+            down=Columns(outputs=32, inputs=64, warps=4),
+        ),
+    )  # fmt: skip
+    num_tokens = (1, 5)
+
+
+class TestSwapped(InInterpreter):
+    dtype = torch.bfloat16
+    tolerance = TRUNCATED
+    launches = (
+        Grouped(
+            tokens=1, rows=16, gate_up=tile(swapped=True, group=1),
+            down=tile(swapped=True, outputs=64),
+        ),
+    )  # fmt: skip
+
+
+class TestStraight(InInterpreter):
+    dtype = torch.float16
+    launches = (
+        Grouped(
+            tokens=1, rows=32, gate_up=tile(swapped=False, inputs=64),
+            down=tile(swapped=False, group=3),
+        ),
+    )  # fmt: skip
