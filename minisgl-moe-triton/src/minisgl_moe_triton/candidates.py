@@ -49,7 +49,7 @@ def tiles(rows: int, item: int, group: int, *, gated: bool) -> Iterator[Tile]:
     shapes, orders = (
         (_FOR_FEW_ROWS, (True, False)) if rows < 64 else (_FOR_MANY_ROWS, (False, True))
     )
-    for swapped, (outputs, inputs, stages, warps) in product(orders, shapes):
+    for swapped, (outputs, inputs, stages, warps), tma in product(orders, shapes, (True, False)):
         accumulated = rows * outputs * (1 + gated)
         shared = stages * inputs * (outputs * (1 + gated) + rows) * item
         if shared > SHARED_BYTES or accumulated > _MOST_ELEMENTS * 32 * warps:
@@ -58,7 +58,7 @@ def tiles(rows: int, item: int, group: int, *, gated: bool) -> Iterator[Tile]:
             continue
         yield Tile(
             outputs=outputs, inputs=inputs, group=group, stages=stages, warps=warps,
-            swapped=swapped,
+            swapped=swapped, tma=tma,
         )  # fmt: skip
 
 

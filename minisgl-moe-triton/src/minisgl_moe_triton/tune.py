@@ -44,7 +44,7 @@ Call = Callable[[], object]
 _ROUTINGS: Final = 6
 """Launches differ in their routing, so that the L2 cache does not hold an expert's weights."""
 
-_BATCH: Final = 24
+_BATCH: Final = 32
 """Candidates that are compiled together before they are timed."""
 
 
@@ -246,7 +246,7 @@ def _describe(launch: Launch) -> str:
         return f"not sorted: {', '.join(parts)}"
     parts = [
         f"{one.outputs}x{one.inputs} s{one.stages} w{one.warps} g{one.group}"
-        f"{' swapped' if one.swapped else ''}"
+        f"{' swapped' if one.swapped else ''}{' tma' if one.tma else ''}"
         for one in (launch.gate_up, launch.down)
     ]
     return f"tiles of {launch.rows}: {', '.join(parts)}"
