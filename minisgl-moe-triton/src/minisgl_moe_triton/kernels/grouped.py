@@ -113,14 +113,16 @@ def _grouped_kernel(
     num_tiles = tl.load(tiles_ptr)
     columns: tl.constexpr = (OUTPUTS + TILE_OUTPUTS - 1) // TILE_OUTPUTS
     pid = tl.program_id(0)
-    if pid >= num_tiles * columns:
-        return
     tile, place = _tile_and_column(pid, num_tiles, columns, GROUP)
+    # Loaded before it is known whether there is such a tile: one wait less.
     tile_ptr = tiles_ptr + 1 + 3 * tile
     expert = tl.load(tile_ptr)
     first_row = tl.load(tile_ptr + 1)
+    end = tl.load(tile_ptr + 2)
+    if pid >= num_tiles * columns:
+        return
     row = first_row + tl.arange(0, TILE_ROWS)
-    real = row < tl.load(tile_ptr + 2)
+    real = row < end
     column = place * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     assignment = tl.load(order_ptr + row, real, 0)
     source = (assignment // TOP_K if GATED else row).to(tl.int64)
@@ -138,24 +140,26 @@ def _grouped_kernel(
     )
     up = result
     for first in range(0, INPUTS, TILE_INPUTS):
+        # Weights first: they need nothing that is still to come.
+        if TMA:
+            weight = weight_ptr.load([above + place * TILE_OUTPUTS, first])
+        else:
+            weight = _load_weight(weight_ptrs + first, k, first, INPUTS, TILE_INPUTS)
+        if GATED:
+            if TMA:
+                up_weight = weight_ptr.load([above + OUTPUTS + place * TILE_OUTPUTS, first])
+            else:
+                ups = weight_ptrs + OUTPUTS * INPUTS + first
+                up_weight = _load_weight(ups, k, first, INPUTS, TILE_INPUTS)
         if TMA and not GATED:
             x = x_ptr.load([first_row, first])
         elif INPUTS % TILE_INPUTS == 0:
             x = tl.load(x_ptrs + first, real[:, None], 0.0)
         else:
             x = tl.load(x_ptrs + first, real[:, None] & (k < INPUTS - first)[None, :], 0.0)
-        if TMA:
-            weight = weight_ptr.load([above + place * TILE_OUTPUTS, first])
-        else:
-            weight = _load_weight(weight_ptrs + first, k, first, INPUTS, TILE_INPUTS)
         result = _multiply_add(weight, x, result, SWAPPED)
         if GATED:
-            if TMA:
-                weight = weight_ptr.load([above + OUTPUTS + place * TILE_OUTPUTS, first])
-            else:
-                ups = weight_ptrs + OUTPUTS * INPUTS + first
-                weight = _load_weight(ups, k, first, INPUTS, TILE_INPUTS)
-            up = _multiply_add(weight, x, up, SWAPPED)
+            up = _multiply_add(up_weight, x, up, SWAPPED)
     dtype = out_ptr.dtype.element_ty
     if GATED:
         gate = result.to(dtype).to(tl.float32)
@@ -175,9 +179,14 @@ def _grouped_kernel(
 
 @triton.jit
 def _tile_and_column(pid, num_tiles, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """Return which tile of rows and which of outputs: of ``GROUP`` tiles all, then the next."""
+    """Return which tile of rows and which of outputs: of ``GROUP`` tiles all, then the next.
+
+    A program beyond the last tile gets any that there is room for.
+    """
+    if GROUP == 1:
+        return pid // COLUMNS, pid % COLUMNS
     group = pid // (GROUP * COLUMNS) * GROUP
-    size = tl.minimum(num_tiles - group, GROUP)
+    size = tl.maximum(tl.minimum(num_tiles - group, GROUP), 1)
     inner = pid % (GROUP * COLUMNS)
     return group + inner % size, inner // size
 
