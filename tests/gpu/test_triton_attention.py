@@ -102,11 +102,13 @@ def test_backends_that_nobody_named_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton"])
-def test_a_mixture_of_experts_starts_and_runs_eagerly(backend: str, tmp_path: Path) -> None:
+def test_experts_of_a_backend_that_cannot_be_recorded_run_eagerly(
+    backend: str, tmp_path: Path
+) -> None:
     path = write_tiny_model(tmp_path / "moe", "Qwen3MoeForCausalLM", **WIDE)
     with LLM(
-        str(path), device="cuda", dtype="bfloat16", attention_backend=backend, num_pages=300,
-        max_running_requests=8, progress=False,
+        str(path), device="cuda", dtype="bfloat16", attention_backend=backend,
+        moe_backend="torch", num_pages=300, max_running_requests=8, progress=False,
     ) as llm:  # fmt: skip
         assert isinstance(llm.engine, Engine)
         assert llm.engine.graphs is None

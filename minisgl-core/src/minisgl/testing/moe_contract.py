@@ -222,8 +222,8 @@ class MoeBackendContract:
         random = torch.Generator(self.device).manual_seed(1000 * seed + tokens)
 
         def randn(*shape: int, scale: float) -> torch.Tensor:
-            drawn = torch.randn(shape, generator=random, device=self.device)
-            return (drawn * scale).to(self.dtype)
+            empty = torch.empty(shape, dtype=self.dtype, device=self.device)
+            return empty.normal_(std=scale, generator=random)
 
         return MoeInputs(
             hidden=randn(tokens, size.hidden, scale=1.0),
