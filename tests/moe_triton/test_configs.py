@@ -1,6 +1,8 @@
 """Which launch belongs to a number of tokens: tuned files, and the rule of thumb."""
 
 import logging
+from importlib import resources
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from minisgl_moe_triton.configs import (
     choose,
     find_tuned,
     rule_of_thumb,
+    shared_bytes,
     user_folder,
     write_tuned,
 )
@@ -76,15 +79,32 @@ def test_a_file_that_is_none_is_named_with_the_way_out(tmp_path, text):
         find_tuned(KEY, tmp_path)
 
 
+@pytest.mark.parametrize("shared", [48 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2), (1, 1), (512, 10)])
-def test_the_rule_of_thumb_has_a_launch_for_every_number(experts, top_k):
+def test_the_rule_of_thumb_has_a_launch_for_every_number_that_fits(experts, top_k, shared):
     key = Key(experts=experts, inner=768, hidden=2048, dtype="bfloat16", device="any", triton="3.6")
-    launches = rule_of_thumb(key, top_k)
+    launches = rule_of_thumb(key, top_k, shared)
     assert [launch.tokens for launch in launches] == list(TOKENS)
     assert isinstance(launches[0], Few)
     rows = [launch.rows for launch in launches if isinstance(launch, Grouped)]
     assert rows == sorted(rows)
     assert set(rows) <= {16, 32, 64, 128}
+    for launch in launches:
+        if isinstance(launch, Grouped):
+            assert shared_bytes(launch.gate_up, launch.rows, gated=True) <= shared
+            assert shared_bytes(launch.down, launch.rows, gated=False) <= shared
+
+
+def test_shipped_files_belong_to_the_key_that_they_are_named_by():
+    folder = resources.files("minisgl_moe_triton").joinpath("tuned")
+    for file in folder.iterdir() if folder.is_dir() else ():
+        facts: dict[str, Any] = dict(
+            part.split("=") for part in file.name.removesuffix(".json").split(",")
+        )
+        facts |= {name: int(facts[name]) for name in ("experts", "inner", "hidden")}
+        key = Key(**facts)
+        assert key.file_name == file.name
+        assert find_tuned(key) is not None
 
 
 def test_without_a_file_a_warning_names_the_command(tmp_path, caplog):

@@ -17,6 +17,8 @@ from minisgl_moe_triton import candidates, tune
 from minisgl_moe_triton.configs import Columns, Few, Grouped, Tile, find_tuned
 from minisgl_moe_triton.create import key_of
 
+SHARED = 227 * 1024
+
 CONTEXT = MoeContext(
     device=torch.device("cpu"), dtype=torch.bfloat16, num_experts=4, top_k=2, hidden_size=64,
     intermediate_size=64, activation="silu", max_num_tokens=200,
@@ -42,6 +44,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(tune, "compile_in_parallel", usable)
     monkeypatch.setattr(tune.Search, "run", lambda *_: None)
     monkeypatch.setattr(tune, "require_gpu", lambda _: None)
+    monkeypatch.setattr(tune, "shared_memory", lambda _: SHARED)
     return options
 
 
@@ -62,7 +65,7 @@ def test_the_fastest_launch_that_fits_is_kept(timed: list[object], tmp_path: Pat
     for product, places in ((few.gate_up, 2), (few.down, 2)):
         assert product in quickest(candidates.columns(64, places))
     for tile, gated in ((grouped.gate_up, True), (grouped.down, False)):
-        tried = quickest(candidates.tiles(grouped.rows, 2, tile.group, gated=gated))
+        tried = quickest(candidates.tiles(grouped.rows, tile.group, SHARED, gated=gated))
         assert tile in tried
     assert str(tmp_path) in text
     assert "not sorted" in text
@@ -88,11 +91,11 @@ def test_it_needs_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_candidates_fit_and_differ(rows: int, gated: bool) -> None:
-    tiles = list(candidates.tiles(rows, 2, 1, gated=gated))
+    tiles = list(candidates.tiles(rows, 1, SHARED, gated=gated))
     assert len(set(tiles)) == len(tiles) >= 10
     for tile in tiles:
         used = tile.stages * tile.inputs * (tile.outputs * (1 + gated) + rows) * 2
-        assert used <= candidates.SHARED_BYTES
+        assert used <= SHARED
         assert not tile.swapped or tile.outputs >= 64
     assert {tile.swapped for tile in tiles} == {True, False}
 

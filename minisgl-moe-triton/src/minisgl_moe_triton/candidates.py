@@ -4,10 +4,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Final
 
-from minisgl_moe_triton.configs import Columns, Tile
-
-SHARED_BYTES: Final = 227 * 1024
-"""Shared memory of a program on compute capability 9.0; others find out by trying."""
+from minisgl_moe_triton.configs import Columns, Tile, shared_bytes
 
 MOST_FEW_ASSIGNMENTS: Final = 256
 """Beyond so many, experts are shared too often to be read once an assignment."""
@@ -44,22 +41,27 @@ def tile_rows(mean: float) -> list[int]:
     return [fitting, *others]
 
 
-def tiles(rows: int, item: int, group: int, *, gated: bool) -> Iterator[Tile]:
-    """Yield how to cut a product whose tiles have ``rows``, with elements of ``item`` bytes."""
+def tiles(rows: int, group: int, shared: int, *, gated: bool) -> Iterator[Tile]:
+    """Yield how to cut a product.
+
+    Args:
+        rows: of a tile.
+        group: tiles that are done before the next outputs.
+        shared: bytes of shared memory that a program of the device can have.
+        gated: two products at once.
+    """
     shapes, orders = (
         (_FOR_FEW_ROWS, (True, False)) if rows < 64 else (_FOR_MANY_ROWS, (False, True))
     )
     for swapped, (outputs, inputs, stages, warps), tma in product(orders, shapes, (True, False)):
-        accumulated = rows * outputs * (1 + gated)
-        shared = stages * inputs * (outputs * (1 + gated) + rows) * item
-        if shared > SHARED_BYTES or accumulated > _MOST_ELEMENTS * 32 * warps:
-            continue
-        if swapped and outputs < 64:
-            continue
-        yield Tile(
+        tile = Tile(
             outputs=outputs, inputs=inputs, group=group, stages=stages, warps=warps,
             swapped=swapped, tma=tma,
         )  # fmt: skip
+        accumulated = rows * outputs * (1 + gated)
+        fits = shared_bytes(tile, rows, gated=gated) <= shared and (outputs >= 64 or not swapped)
+        if fits and accumulated <= _MOST_ELEMENTS * 32 * warps:
+            yield tile
 
 
 def columns(inputs: int, places: int) -> Iterator[Columns]:

@@ -161,12 +161,30 @@ def choose(launches: Sequence[Launch], tokens: int) -> Launch:
     return next((launch for launch in launches if launch.tokens >= tokens), launches[-1])
 
 
-def rule_of_thumb(key: Key, top_k: int) -> tuple[Launch, ...]:
-    """Return launches for a key that nobody tuned."""
-    return tuple(_guess(key, top_k, tokens) for tokens in TOKENS)
+def shared_bytes(tile: Tile, rows: int, *, gated: bool, item: int = 2) -> int:
+    """Return the shared memory of a program: tiles of both operands for each stage.
+
+    Args:
+        tile: how the product is cut.
+        rows: of a tile.
+        gated: two products at once.
+        item: bytes of an element.
+    """
+    return tile.stages * tile.inputs * (tile.outputs * (1 + gated) + rows) * item
 
 
-def _guess(key: Key, top_k: int, tokens: int) -> Launch:
+def rule_of_thumb(key: Key, top_k: int, shared: int) -> tuple[Launch, ...]:
+    """Return launches for a key that nobody tuned.
+
+    Args:
+        key: sizes of a layer.
+        top_k: experts a token.
+        shared: bytes of shared memory that a program of the device can have.
+    """
+    return tuple(_guess(key, top_k, tokens, shared) for tokens in TOKENS)
+
+
+def _guess(key: Key, top_k: int, tokens: int, shared: int) -> Launch:
     if tokens * top_k <= _FEW_ASSIGNMENTS:
         return Few(
             tokens=tokens,
@@ -177,12 +195,33 @@ def _guess(key: Key, top_k: int, tokens: int) -> Launch:
     rows = _LEAST_ROWS
     while rows < min(1.5 * mean, _MOST_ROWS):
         rows *= 2
-    if rows < 64:
-        tile = Tile(outputs=64, inputs=128, group=1, stages=4, warps=4, swapped=True)
-        return Grouped(tokens=tokens, rows=rows, gate_up=tile, down=tile)
-    gated = Tile(outputs=64, inputs=64, group=8, stages=4, warps=4, swapped=False)
-    plain = Tile(outputs=128, inputs=64, group=8, stages=4, warps=rows // 16, swapped=False)
-    return Grouped(tokens=tokens, rows=rows, gate_up=gated, down=plain)
+    if rows < 64:  # small tiles, so that several programs read on a multiprocessor at once
+        gated = Tile(outputs=64, inputs=64, group=1, stages=4, warps=4, swapped=True)
+        plain = Tile(outputs=128, inputs=64, group=1, stages=4, warps=4, swapped=True)
+    elif rows == 64:
+        gated = Tile(outputs=64, inputs=64, group=8, stages=3, warps=4, swapped=False)
+        plain = Tile(outputs=128, inputs=64, group=8, stages=3, warps=4, swapped=False)
+    else:
+        gated = Tile(outputs=128, inputs=64, group=16, stages=4, warps=8, swapped=False)
+        plain = Tile(outputs=256, inputs=64, group=16, stages=4, warps=8, swapped=False)
+    return Grouped(
+        tokens=tokens,
+        rows=rows,
+        gate_up=_fitting(gated, rows, shared, gated=True),
+        down=_fitting(plain, rows, shared, gated=False),
+    )
+
+
+def _fitting(tile: Tile, rows: int, shared: int, *, gated: bool) -> Tile:
+    """Return ``tile`` with so few stages, then inputs, that it fits."""
+    while shared_bytes(tile, rows, gated=gated) > shared:
+        if tile.stages > 2:
+            tile = tile.model_copy(update={"stages": tile.stages - 1})
+        elif tile.inputs > 16:
+            tile = tile.model_copy(update={"inputs": tile.inputs // 2})
+        else:
+            break
+    return tile
 
 
 def _parse(text: str, name: str) -> TunedFile:

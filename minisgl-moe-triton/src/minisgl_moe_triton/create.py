@@ -29,7 +29,10 @@ def create_backend(context: MoeContext, settings: TritonMoeSettings) -> TritonMo
             "with Triton %s: going by a rule of thumb. To measure them: minisgl tune moe "
             "--model MODEL", key.experts, key.inner, key.hidden, key.dtype, key.device, key.triton,
         )  # fmt: skip
-    launches = tuned.launches if tuned is not None else rule_of_thumb(key, context.top_k)
+    if tuned is None:
+        launches = rule_of_thumb(key, context.top_k, shared_memory(context.device))
+    else:
+        launches = tuned.launches
     compile_launches(context, launches)
     return TritonMoeBackend(context, launches)
 
@@ -45,6 +48,15 @@ def key_of(context: MoeContext) -> Key:
         device=torch.cuda.get_device_name(context.device) if on_card else context.device.type,
         triton=".".join(triton.__version__.split(".")[:2]),
     )
+
+
+def shared_memory(device: torch.device) -> int:
+    """Return how many bytes of shared memory a program can have."""
+    if device.type != "cuda":
+        return 48 * 1024
+    properties = torch.cuda.get_device_properties(device)
+    usual = properties.shared_memory_per_block
+    return int(getattr(properties, "shared_memory_per_block_optin", usual))  # torch has no type
 
 
 def compile_launches(context: MoeContext, launches: Sequence[Launch]) -> None:

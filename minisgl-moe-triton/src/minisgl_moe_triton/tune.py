@@ -30,7 +30,7 @@ from minisgl_moe_triton.configs import (
     user_folder,
     write_tuned,
 )
-from minisgl_moe_triton.create import key_of
+from minisgl_moe_triton.create import key_of, shared_memory
 from minisgl_moe_triton.kernels.few import few_down, few_gate_up
 from minisgl_moe_triton.kernels.grouped import down, gate_up
 from minisgl_moe_triton.kernels.routing import Routed, route, sort_by_expert
@@ -101,6 +101,7 @@ class Search:
         self._context = context
         self._advance = advance
         self._gelu = context.activation == "gelu"
+        self._shared = shared_memory(context.device)
         held, hidden = len(context.local_experts), context.hidden_size
         self._gate_up = self._random(held, 2 * context.intermediate_size, hidden)
         self._down = self._random(held, hidden, context.intermediate_size)
@@ -174,7 +175,7 @@ class Search:
     def _grouped(
         self, hidden: torch.Tensor, routed: Sequence[Routed], rows: int, deadline: float | None
     ) -> Launch:
-        context, item = self._context, self._context.dtype.itemsize
+        context = self._context
         held = len(context.local_experts)
         sorted_ones = [(to, sort_by_expert(to, held, rows)) for to in routed]
 
@@ -192,7 +193,8 @@ class Search:
         chosen = []
         for product, gated in ((first_product, True), (second_product, False)):
             until = _share(deadline, 1 + gated)
-            tiles = list(candidates.tiles(rows, item, 8 if rows >= 64 else 1, gated=gated))
+            group = 8 if rows >= 64 else 1
+            tiles = candidates.tiles(rows, group, self._shared, gated=gated)
             best = self._search(tiles, product, sorted_ones, until)
             if rows >= 64:
                 orders = [best.model_copy(update={"group": one}) for one in candidates.GROUPS]
