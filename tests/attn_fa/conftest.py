@@ -11,3 +11,12 @@ __all__ = ["flash_attn_site", "plugin_site"]
 @pytest.fixture
 def flash_attn_site(tmp_path, monkeypatch) -> FlashAttnSite:
     return FlashAttnSite(tmp_path / "kernels", monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_a_test(monkeypatch, tmp_path):
+    """Kernels would be kept in the user's cache folder; what is set there is forgotten again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("ENABLED", "DIR"):
+        monkeypatch.setenv(f"FLASH_ATTENTION_CUTE_DSL_CACHE_{name}", "")
+        monkeypatch.delenv(f"FLASH_ATTENTION_CUTE_DSL_CACHE_{name}")

@@ -1,5 +1,6 @@
 """Choosing a version, importing it, and what it is asked to compile before the backend is made."""
 
+import os
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -86,6 +87,34 @@ def test_each_version_is_imported_from_its_own_module(monkeypatch):
     )
     kinds = {"fa4": FlashAttention4, "fa3": FlashAttention3, "fa2": FlashAttention2}
     assert {name: type(create.load(name, (9, 0))) for name in RELEASES} == kinds
+
+
+ENABLED, FOLDER = (f"FLASH_ATTENTION_CUTE_DSL_CACHE_{name}" for name in ("ENABLED", "DIR"))
+
+
+def test_what_version_4_compiles_is_kept_for_the_next_start(monkeypatch, tmp_path):
+    modules(monkeypatch, fa4={"flash_attn_varlen_func": fakes.fa4_varlen})
+    create.load("fa4", (9, 0))
+    folder = tmp_path / "minisgl" / "kernels" / "flash-attention-4"
+    assert (os.environ[ENABLED], os.environ[FOLDER]) == ("1", str(folder))
+    assert folder.stat().st_mode & 0o777 == 0o700, "nobody else leaves code there"
+
+
+def test_whoever_says_where_or_whether_it_is_kept_is_obeyed(monkeypatch, tmp_path):
+    modules(monkeypatch, fa4={"flash_attn_varlen_func": fakes.fa4_varlen})
+    monkeypatch.setenv(ENABLED, "0")
+    monkeypatch.setenv(FOLDER, "/elsewhere")
+    create.load("fa4", (9, 0))
+    assert (os.environ[ENABLED], os.environ[FOLDER]) == ("0", "/elsewhere")
+    assert not (tmp_path / "minisgl").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning(monkeypatch, tmp_path, caplog):
+    modules(monkeypatch, fa4={"flash_attn_varlen_func": fakes.fa4_varlen})
+    (tmp_path / "minisgl").write_text("a file")
+    create.load("fa4", (9, 0))
+    assert FOLDER not in os.environ
+    assert "compiles at every start" in caplog.text
 
 
 def test_a_function_of_another_version_is_refused(flash_attn_site, monkeypatch):

@@ -55,6 +55,22 @@ class TestSwapped(OnCard):
     launches = (Grouped(tokens=1, rows=16, gate_up=SMALL, down=SMALL),)
 
 
+class TestCopied(OnCard):
+    """By the tensor memory accelerator, where the sizes allow it."""
+
+    launches = (
+        Grouped(
+            tokens=1, rows=32, gate_up=SMALL.model_copy(update={"tma": True}),
+            down=LARGE.model_copy(update={"tma": True, "outputs": 64}),
+        ),
+    )  # fmt: skip
+
+    def create(self, context: MoeContext) -> MoeBackend:
+        if torch.cuda.get_device_capability() < (9, 0):
+            pytest.skip("has no tensor memory accelerator")
+        return super().create(context)
+
+
 class TestSwappedWide(OnCard):
     dtype = torch.float16
     launches = (Grouped(tokens=1, rows=64, gate_up=SMALL, down=SMALL),)

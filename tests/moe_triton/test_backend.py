@@ -1,5 +1,6 @@
 """The backend in Triton's interpreter: the contract, with every kind of launch."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
@@ -19,12 +20,16 @@ TRUNCATED = 4e-2
 """The interpreter cuts float32 off where a card rounds it to bfloat16."""
 
 
-def tile(*, swapped: bool, outputs: int = 32, inputs: int = 32, group: int = 2) -> Tile:
-    return Tile(outputs=outputs, inputs=inputs, group=group, stages=2, warps=4, swapped=swapped)
+def tile(
+    *, swapped: bool, outputs: int = 32, inputs: int = 32, group: int = 2, tma: bool = False
+) -> Tile:
+    return Tile(
+        outputs=outputs, inputs=inputs, group=group, stages=2, warps=4, swapped=swapped, tma=tma
+    )
 
 
 class InInterpreter(MoeBackendContract):
-    sizes = (Sizes(8, 2, 64, 32), Sizes(5, 3, 72, 40))
+    sizes: ClassVar[Sequence[Sizes]] = (Sizes(8, 2, 64, 32), Sizes(5, 3, 72, 40))
     num_tokens = (1, 41)
     launches: ClassVar[tuple[Launch, ...]]
 
@@ -61,5 +66,22 @@ class TestStraight(InInterpreter):
         Grouped(
             tokens=1, rows=32, gate_up=tile(swapped=False, inputs=64),
             down=tile(swapped=False, group=3),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+class TestCopied(InInterpreter):
+    """Weights and rows by descriptors, in both orders; sizes that they do not take by pointers.
+
+    A tile may hold rows of the next expert, or of none, which are computed and not stored.
+    """
+
+    dtype = torch.float16
+    sizes = (Sizes(8, 2, 64, 32), Sizes(5, 3, 72, 40), Sizes(4, 2, 36, 20))
+    launches = (
+        Grouped(
+            tokens=1, rows=16, gate_up=tile(swapped=True, tma=True),
+            down=tile(swapped=False, outputs=64, tma=True),
         ),
     )  # fmt: skip

@@ -6,6 +6,7 @@ Prints one JSON object a compilation: the kernel's name, and its widest read of 
 import json
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,7 +59,15 @@ def compile_all(capability: int) -> None:
 
 def call_all(dtype: torch.dtype) -> None:
     from minisgl.kernel import triton as ops
-    from minisgl.kernel.triton.attention import PagedRows, Scores, paged_decode, paged_prefill
+    from minisgl.kernel.triton.attention import (
+        Cut,
+        PagedRows,
+        Scores,
+        longest_first,
+        paged_decode,
+        paged_prefill,
+    )
+    from minisgl.kernel.triton.shared_prefix import shared_decode
 
     x, gated = torch.empty(4, 1024, dtype=dtype), torch.empty(4, 6144, dtype=dtype)
     ops.rms_norm(x, x[0], 1e-6)
@@ -96,8 +105,12 @@ def call_all(dtype: torch.dtype) -> None:
     ops.penalize(logits.float(), longs, state)
     q, pool = torch.empty(4, 40, 128, dtype=dtype), torch.empty(64, 8, 128, dtype=dtype)
     paged = PagedRows(page_table=table, rows=longs, kv_lens=ints, page_size=16)
-    for num_splits in (1, 8):
-        paged_decode(q, pool, pool, paged, Scores(scale=1.0), num_splits)
+    for cut in (Cut(1), Cut(1, wide=True), Cut(8)):
+        paged_decode(q, pool, pool, paged, Scores(scale=1.0), cut)
+    longest_first(ints, ints)
+    paged_decode(q, pool, pool, replace(paged, order=ints), Scores(scale=1.0), Cut(1))
+    shared = ints, torch.empty(16, 3, dtype=torch.int32), ints
+    shared_decode(q, pool, pool, paged, Scores(scale=1.0), shared, (2, 1))
     paged_prefill(q, pool, pool, paged, Scores(scale=1.0), ints, 256)
 
 

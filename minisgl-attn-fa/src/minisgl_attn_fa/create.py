@@ -5,6 +5,7 @@ The one module that imports FlashAttention. Nothing is compiled after it has ret
 
 import inspect
 import logging
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ import torch
 
 from minisgl.attention import AttentionContext, AttentionLayerSpec
 from minisgl.errors import UnsupportedBackendError
+from minisgl.kernel.jit import cache_folder
 from minisgl.plugins import BackendQuery
 from minisgl_attn_fa.backend import FaBackend
 from minisgl_attn_fa.edges import all_reasons, describe
@@ -127,7 +129,24 @@ def load(name: VersionName, capability: tuple[int, int]) -> Kernel:
     )
 
 
+def _keep_compiled() -> None:
+    """Let FlashAttention 4 keep what it compiles, for the next start; read when it is imported.
+
+    Its own default folder lies in the one for temporary files, where anybody may leave code.
+    """
+    if "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR" not in os.environ:
+        folder = cache_folder() / "flash-attention-4"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            logger.warning("FlashAttention 4 compiles at every start: %s", error)
+            return
+        os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] = str(folder)
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+
+
 def _load_4(capability: tuple[int, int]) -> FlashAttention4:
+    _keep_compiled()
     from flash_attn.cute import interface
 
     varlen = _checked(

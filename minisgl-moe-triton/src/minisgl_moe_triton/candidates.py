@@ -17,6 +17,9 @@ GROUPS: Final = (1, 4, 8, 16, 32)
 _MOST_ELEMENTS: Final = 128
 """Accumulated by one thread: more do not fit into its registers."""
 
+_BLOCKS: Final = (1024, 2048, 512, 256)
+"""Inputs at once, for few tokens."""
+
 _FOR_FEW_ROWS: Final = (
     (64, 128, 4, 4), (64, 64, 5, 4), (128, 64, 4, 4), (128, 128, 3, 8), (64, 128, 3, 4),
     (64, 256, 2, 4), (128, 64, 5, 8), (64, 256, 3, 4), (128, 128, 3, 4), (64, 64, 7, 4),
@@ -46,7 +49,7 @@ def tiles(rows: int, item: int, group: int, *, gated: bool) -> Iterator[Tile]:
     shapes, orders = (
         (_FOR_FEW_ROWS, (True, False)) if rows < 64 else (_FOR_MANY_ROWS, (False, True))
     )
-    for swapped, (outputs, inputs, stages, warps) in product(orders, shapes):
+    for swapped, (outputs, inputs, stages, warps), tma in product(orders, shapes, (True, False)):
         accumulated = rows * outputs * (1 + gated)
         shared = stages * inputs * (outputs * (1 + gated) + rows) * item
         if shared > SHARED_BYTES or accumulated > _MOST_ELEMENTS * 32 * warps:
@@ -55,7 +58,7 @@ def tiles(rows: int, item: int, group: int, *, gated: bool) -> Iterator[Tile]:
             continue
         yield Tile(
             outputs=outputs, inputs=inputs, group=group, stages=stages, warps=warps,
-            swapped=swapped,
+            swapped=swapped, tma=tma,
         )  # fmt: skip
 
 
@@ -66,8 +69,7 @@ def columns(inputs: int, places: int) -> Iterator[Columns]:
         inputs: of the weights.
         places: experts that one program sums over, as a power of 2.
     """
-    for outputs, block, warps in product((4, 2, 8, 1, 16), (1024, 2048, 512, 256), (8, 4)):
-        if block >= 2 * inputs:
-            continue
+    blocks = [block for block in _BLOCKS if block < 2 * inputs] or [_BLOCKS[-1]]
+    for outputs, block, warps in product((4, 2, 8, 1, 16), blocks, (8, 4)):
         if 1 <= places * outputs * block // (32 * warps) <= _MOST_ELEMENTS:
             yield Columns(outputs=outputs, inputs=block, warps=warps)

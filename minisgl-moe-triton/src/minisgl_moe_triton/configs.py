@@ -38,6 +38,7 @@ class Tile(_Model):
         stages: of the software pipeline.
         warps: of a program.
         swapped: the weights are the first operand.
+        tma: weights, and sorted rows, are copied by the tensor memory accelerator (9.0).
     """
 
     outputs: int = Field(ge=16)
@@ -46,6 +47,7 @@ class Tile(_Model):
     stages: int = Field(ge=1)
     warps: Literal[1, 2, 4, 8, 16]
     swapped: bool
+    tma: bool = False
 
 
 class Columns(_Model):

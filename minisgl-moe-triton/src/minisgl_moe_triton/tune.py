@@ -44,7 +44,7 @@ Call = Callable[[], object]
 _ROUTINGS: Final = 6
 """Launches differ in their routing, so that the L2 cache does not hold an expert's weights."""
 
-_BATCH: Final = 24
+_BATCH: Final = 32
 """Candidates that are compiled together before they are timed."""
 
 
@@ -54,10 +54,7 @@ def tune(context: MoeContext, request: TuneRequest) -> str:
     Raises:
         UnsupportedBackendError: the device is no GPU.
     """
-    if context.device.type != "cuda":
-        raise UnsupportedBackendError(
-            f"minisgl tune moe times kernels on an NVIDIA GPU; engine.device is {context.device}"
-        )
+    require_gpu(context)
     began = time.monotonic()
     counts = request.tokens or tuple(one for one in TOKENS if one <= context.max_num_tokens)
     deadline = None if request.time_limit_s is None else began + request.time_limit_s
@@ -82,6 +79,14 @@ def tune(context: MoeContext, request: TuneRequest) -> str:
     file = write_tuned(key, tuned, request.folder or user_folder())
     took = time.monotonic() - began
     return "\n".join([*lines, f"{file} was written after {took:.0f} s and is used from now on"])
+
+
+def require_gpu(context: MoeContext) -> None:
+    """Refuse a device on which there is nothing to time."""
+    if context.device.type != "cuda":
+        raise UnsupportedBackendError(
+            f"minisgl tune moe times kernels on an NVIDIA GPU; engine.device is {context.device}"
+        )
 
 
 class Search:
@@ -241,7 +246,7 @@ def _describe(launch: Launch) -> str:
         return f"not sorted: {', '.join(parts)}"
     parts = [
         f"{one.outputs}x{one.inputs} s{one.stages} w{one.warps} g{one.group}"
-        f"{' swapped' if one.swapped else ''}"
+        f"{' swapped' if one.swapped else ''}{' tma' if one.tma else ''}"
         for one in (launch.gate_up, launch.down)
     ]
     return f"tiles of {launch.rows}: {', '.join(parts)}"

@@ -21,8 +21,9 @@ class Noting:
 
     store_fusion = False
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, shares: bool = False) -> None:
         self.name = name
+        self.takes_shared_prefixes = shares
         self.cuda_graphs = self
         self.asked: list[Any] = []
 
@@ -41,8 +42,9 @@ class Noting:
 
 
 class Batch:
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, shared: object = None) -> None:
         self.num_rows = num_rows
+        self.shared = shared
 
 
 class Rig:
@@ -107,6 +109,20 @@ def test_a_recorded_launch_is_planned_and_attended_by_the_backend_of_its_size() 
     expected = [("enqueue", "narrow 1"), ("replay", "narrow 1", [7], 1), ("attend", "narrow 1")]
     assert rig.backends["narrow"].asked == expected
     assert rig.backends["wide"].asked == []
+
+
+def test_launches_with_shared_prefixes_are_those_of_a_backend_that_takes_them() -> None:
+    backends: dict[str, Any] = {"plain": Noting("plain"), "shares": Noting("shares", shares=True)}
+    context: Any = SimpleNamespace(max_running_requests=6)
+    graphs = DecodeByRows(backends, context, lambda backend, *_: 1 + (backend.name == "shares"))
+    assert graphs.takes_shared_prefixes
+    batch: Any = Batch(2)
+    assert graphs.prepare_capture(batch).plan == "plain 2"
+    batch = Batch(2, shared=object())
+    assert graphs.prepare_capture(batch).plan == "shares 2"
+    first: AttentionBackend = backends["plain"]
+    assert HybridBackend(first, first, graphs, takes_shared_prefixes=True).takes_shared_prefixes
+    assert not HybridBackend(first, first).takes_shared_prefixes
 
 
 def test_what_wins_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.attention.triton_backend import TritonAttentionBackend
-from minisgl.kernel.triton.attention import choose_splits
+from minisgl.kernel.triton.attention import choose_cut, longest_first
 from minisgl.testing.attention_contract import AttentionBackendContract
 from minisgl.testing.paged_rows import PagedRows, largest_error
 from support.interpreter import loops_to_loaded_numbers
@@ -87,8 +89,34 @@ def test_a_shared_prefix_is_read_once_for_many_rows(group: int) -> None:
 
 
 def test_few_rows_are_split_until_all_multiprocessors_read() -> None:
-    assert choose_splits(256, 8, 132) == 1
-    assert choose_splits(50, 8, 132) == 1
-    assert choose_splits(1, 1, 132) == 32, "no more than are merged"
-    for rows in (1, 2, 8, 32):
-        assert rows * 8 * choose_splits(rows, 8, 132) >= min(4 * 132, rows * 8 * 32)
+    assert choose_cut(256, 8, 132).splits == 1
+    assert choose_cut(60, 8, 132).splits == 1
+    assert choose_cut(1, 1, 132).splits == 32, "no more than are merged"
+    for rows in (1, 2, 8, 32, 40):
+        programs = rows * 8 * choose_cut(rows, 8, 132).splits
+        assert programs >= min(1.8 * 2 * 132, rows * 8 * 32)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=70))
+@settings(max_examples=20)
+def test_the_longest_rows_come_first(lengths: list[int]) -> None:
+    order = torch.full((len(lengths),), -1, dtype=torch.int32)
+    longest_first(torch.tensor(lengths, dtype=torch.int32), order)
+    assert order.tolist() == sorted(range(len(lengths)), key=lambda row: -lengths[row])
+
+
+def test_a_launch_in_another_order_gives_each_row_its_own_output() -> None:
+    lengths = [5, 90, 33, 64, 1, 70]
+    rows = PagedRows(
+        lengths, page_size=16, num_q_heads=4, num_kv_heads=2, head_dim=16, num_layers=1
+    )
+    rows.allocate()
+    backend, q = TritonAttentionBackend(rows.context), rows.queries(len(lengths))
+    batch = rows.batch(range(len(lengths)), lengths)
+    with torch.inference_mode():
+        plan = backend.prepare_capture(batch)
+        backend.enqueue(batch, plan)
+        out = backend.attend(q, rows.layers[0], plan)
+    error, token = largest_error(out, rows.expected(q, rows.layers[0], range(6), lengths))
+    assert error < 1e-5, token
+    assert plan.decode.order.tolist() == [1, 5, 3, 2, 0, 4]

@@ -99,8 +99,8 @@ def test_the_default_grid_of_a_card_has_every_case_once():
     cases = [str(case) for part, case in grid.cases() if part == "grid"]
     assert len(cases) == len(set(cases)) == (5 * 4 + 7) * 3 * 4
     for text in (
-        "decode:256x32768:40/8x128:p16", "prefill:1x512+8192:32/4x128:p128",
-        "prefill:16x1024:16/8x128:p64",
+        "decode:256x16384-49152:40/8x128:p16", "decode:1x512:32/8x128:p64",
+        "prefill:1x512+8192:32/4x128:p128", "prefill:16x1024:16/8x128:p64",
     ):  # fmt: skip
         assert text in cases
     published = [str(case) for part, case in grid.cases() if part == "published"]
@@ -291,7 +291,7 @@ def test_the_grid_of_a_cpu_runs_and_is_drawn(tmp_path):
         "--page-sizes", "8", "--backends", "torch", "--picture", str(picture),
     )  # fmt: skip
     assert [one["case"] for one in record["cells"]] == [
-        "decode:2x16:16/8x128:p8", "decode:2x32:16/8x128:p8",
+        "decode:2x8-24:16/8x128:p8", "decode:2x16-48:16/8x128:p8",
         "prefill:1x16:16/8x128:p8", "prefill:1x8+16:16/8x128:p8",
     ]  # fmt: skip
     assert all(one["status"] == "ok" for one in record["cells"])

@@ -10,6 +10,7 @@ import torch
 from minisgl.benchmark import attention_rig, timing
 from minisgl.benchmark.attention_cases import PRESETS, parse_case
 from minisgl.benchmark.attention_rig import AttentionRig, make_batch
+from minisgl.benchmark.moe_cases import moe_cases, moe_shape
 from minisgl.benchmark.op_cases import model_shape, op_cases
 from minisgl.benchmark.published import write_config
 from minisgl.benchmark.timing import num_copies
@@ -210,6 +211,51 @@ def test_the_command_prints_lines_and_writes_all(tiny, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "GB/s (a reduction)" in text
     assert "linear.head:2" in text
+
+
+@pytest.fixture
+def experts(tmp_path):
+    """A folder whose ``config.json`` has a small shape of Qwen3-MoE."""
+    file = write_config("Qwen3-30B-A3B", tmp_path / "Experts")
+    values = json.loads(file.read_text())
+    values |= {
+        "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_experts": 8,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 50, "moe_intermediate_size": 16,
+        "num_experts_per_tok": 2,
+    }  # fmt: skip
+    file.write_text(json.dumps(values))
+    return file.parent
+
+
+def test_experts_are_measured_by_weights_or_operations(experts, tmp_path, capsys):
+    path = tmp_path / "out.json"
+    line = ["bench", "kernels", "--quick", "--only", "moe", "--model", str(experts)]
+    line += ["--rows", "1,30", "--log-level", "error", "--json", str(path)]
+    assert main(line) == 0
+    record = json.loads(path.read_text())
+    assert record["attention"] == record["ops"] == []
+    found = {one["case"]: one for one in record["moe"] if one["implementation"] == "torch"}
+    assert list(found) == ["moe:1", "moe:30"]
+    assert all(one["us"] > 0 for one in found.values())
+    assert "routed experts at the shapes of Experts" in capsys.readouterr().out
+
+
+def test_bytes_and_operations_of_experts(experts):
+    shape = moe_shape(str(experts), load_plugins())
+    assert shape is not None
+    few, many = moe_cases(shape, (1, 500), CPU, torch.float32)
+    one_expert = 3 * 32 * 16 * 4
+    assert few.num_bytes == 2 * one_expert, "a token's experts are different ones"
+    assert many.num_bytes == 8 * one_expert, "so many tokens choose all of them"
+    assert many.flops == 500 * 2 * 3 * 2 * 32 * 16
+    assert len(few.inputs) > 1
+    assert moe_shape("Qwen3-0.6B", load_plugins()) is None
+
+
+def test_a_dense_model_has_no_experts_to_measure(tiny, capsys):
+    line = ["bench", "kernels", "--quick", "--only", "moe", "--model", str(tiny)]
+    assert main([*line, "--log-level", "error"]) == 2
+    assert "name a model that has" in capsys.readouterr().err
 
 
 @pytest.fixture

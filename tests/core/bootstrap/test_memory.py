@@ -71,7 +71,15 @@ def context(tiny: Path) -> BuildContext:
 def _sizes_for_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real one asks the driver for memory at once."""
 
-    def sizes_of(model: object, attention: object, state: object, sizes: list[int]) -> list[int]:
+    def sizes_of(
+        model: object,
+        attention: object,
+        state: object,
+        sizes: list[int],
+        *,
+        shared_sizes: list[int],
+    ) -> list[int]:
+        assert shared_sizes == [], "this engine has no use for groups"
         return sizes
 
     monkeypatch.setattr(memory, "GraphRunner", sizes_of)

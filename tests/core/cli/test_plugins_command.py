@@ -12,7 +12,7 @@ from support.tiny_models import write_tiny_model
 @pytest.fixture
 def site(plugin_site):
     code = plugin_code.attention(
-        answer="Supported(11, 11)", devices=("cuda",), min_compute_capability=(9, 0)
+        answer="Supported(200, 200)", devices=("cuda",), min_compute_capability=(9, 0)
     )
     plugin_site.add("acme-attn", code)
     return plugin_site

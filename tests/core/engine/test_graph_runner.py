@@ -15,7 +15,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.attention.batch import Batch
 from minisgl.bootstrap import build_scheduler
 from minisgl.engine.engine import Engine
-from minisgl.engine.graph_runner import GraphRunner, graph_sizes
+from minisgl.engine.graph_runner import GraphRunner, graph_sizes, shared_sizes
 from minisgl.engine.plan import CHUNK, ROW_PARAMS, BatchPlan
 from minisgl.engine.plan_codec import PlanLayout
 from minisgl.engine.row_state import RowState
@@ -43,6 +43,17 @@ def test_few_rows_have_close_graphs() -> None:
     assert graph_sizes(3) == [1, 2, 3]
     assert graph_sizes(20) == [1, 2, 4, 8, 16, 20]
     assert graph_sizes(300)[-4:] == [256, 272, 288, 300]
+
+
+@given(st.integers(1, 2000))
+def test_graphs_for_rows_that_share_are_further_apart(max_rows: int) -> None:
+    sizes = graph_sizes(max_rows)
+    shared = shared_sizes(sizes)
+    assert set(shared) <= set(sizes)
+    assert shared[-1] == max_rows
+    assert len(shared) <= 2 + 2 * max_rows.bit_length()
+    for below, size in pairwise(shared):
+        assert 1.5 * below <= size <= 2 * below + 8, "little padding, few graphs"
 
 
 class Successor:

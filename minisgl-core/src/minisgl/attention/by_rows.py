@@ -114,7 +114,7 @@ def measure_on_device(
     Args:
         backend: takes part in CUDA graphs.
         context: whose pool has its pages.
-        num_rows: all with as many tokens.
+        num_rows: with 1,024 tokens on average, if there are so many pages.
     """
     page_size, num_pages = context.page_size, context.kv_pool.num_pages
     longest = min(_TOKENS, context.max_seq_len)
@@ -153,15 +153,23 @@ def measure_on_device(
 
 
 def _decode_batch(context: AttentionContext, num_rows: int, num_tokens: int) -> Batch:
-    """Return decode rows of ``num_tokens`` tokens each, on random pages."""
+    """Return decode rows of ``num_tokens`` tokens on average, as unequal as usual, on random pages.
+
+    What evens out rows of different lengths better would not show with equal ones.
+    """
     device = context.device
     random = torch.Generator(device).manual_seed(0)
-    shape = (num_rows, -(-num_tokens // context.page_size))
+    kv_lens = np.full(num_rows, num_tokens, dtype=np.int32)
+    if num_rows > 1:
+        shortest = max(1, num_tokens // 5)
+        longest = min(2 * num_tokens - shortest, context.max_seq_len)
+        kv_lens = np.linspace(shortest, longest, num_rows).astype(np.int32)
+        np.random.default_rng(0).shuffle(kv_lens)
+    shape = (num_rows, -(-int(kv_lens.max()) // context.page_size))
     pages = torch.randint(
         1, context.kv_pool.num_pages, shape, generator=random, dtype=torch.int32, device=device
     )
     rows = torch.arange(num_rows, device=device)
-    kv_lens = np.full(num_rows, num_tokens, dtype=np.int32)
     return Batch(
         input_ids=rows,
         positions=rows,
@@ -171,7 +179,7 @@ def _decode_batch(context: AttentionContext, num_rows: int, num_tokens: int) -> 
         num_decode_rows=num_rows,
         query_lens=np.ones(num_rows, dtype=np.int32),
         kv_lens=kv_lens,
-        kv_lens_device=torch.full((num_rows,), num_tokens, dtype=torch.int32, device=device),
+        kv_lens_device=torch.from_numpy(kv_lens).to(device),
         page_table=pages,
         page_size=context.page_size,
     )

@@ -4,7 +4,7 @@ Nothing is planned: kernels read lengths and pages on the device, so a decode gr
 it is. See ``minisgl.kernel.triton.attention``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from minisgl.attention.batch import Batch, SharedPrefixes
 from minisgl.attention.interface import AttentionBackend, AttentionContext, AttentionLayerSpec
 from minisgl.kernel.triton import attention as kernels
-from minisgl.kernel.triton.attention import PagedRows, Scores
+from minisgl.kernel.triton.attention import Cut, PagedRows, Scores
 from minisgl.kernel.triton.shared_prefix import choose_prefix_splits, shared_decode
 
 _MULTIPROCESSORS_ELSEWHERE = 16
@@ -25,13 +25,13 @@ _MULTIPROCESSORS_ELSEWHERE = 16
 class _Plan:
     """A launch: decode rows, then prefill rows, each ``None`` if there are none.
 
-    ``num_splits`` and ``shared`` are of the decode rows; ``query_ends`` of the prefill rows, int32
+    ``cut`` and ``shared`` are of the decode rows; ``query_ends`` of the prefill rows, int32
     on the device.
     """
 
     num_decode_rows: int
     decode: PagedRows | None
-    num_splits: int
+    cut: Cut
     prefill: PagedRows | None
     query_ends: torch.Tensor | None
     shared: SharedPrefixes | None
@@ -122,19 +122,27 @@ class TritonAttentionBackend(AttentionBackend):
         """Attend with decode rows; a window reaches back over part of a shared prefix only."""
         assert plan.decode is not None
         if plan.shared is None or scores.window:
-            return kernels.paged_decode(q, *pool, plan.decode, scores, plan.num_splits)
+            return kernels.paged_decode(q, *pool, plan.decode, scores, plan.cut)
         splits = choose_prefix_splits(q, self._num_kv_heads, self._multiprocessors)
         shared = plan.shared.members, plan.shared.groups, plan.shared.starts
-        return shared_decode(q, *pool, plan.decode, scores, shared, (splits, plan.num_splits))
+        return shared_decode(q, *pool, plan.decode, scores, shared, (splits, plan.cut.splits))
 
     # -- CudaGraphSupport
 
     def prepare_capture(self, batch: Batch) -> _Plan:
         """Return the plan of a graph: the batch's device tensors are all that it reads."""
-        return self._plan(batch, batch.num_rows, None)
+        plan = self._plan(batch, batch.num_rows, None)
+        assert plan.decode is not None
+        if batch.num_rows == 1:
+            return plan
+        order = torch.zeros(batch.num_rows, dtype=torch.int32, device=batch.rows.device)
+        return replace(plan, decode=replace(plan.decode, order=order))
 
-    def enqueue(self, batch: Batch, plan: Any) -> None:
-        """There is nothing to compute before the first layer."""
+    def enqueue(self, batch: Batch, plan: _Plan) -> None:
+        """Order the rows by their lengths."""
+        assert plan.decode is not None
+        if plan.decode.order is not None:
+            kernels.longest_first(batch.kv_lens_device, plan.decode.order)
 
     def prepare_replay(self, plan: Any, kv_lens: npt.NDArray[np.int32], slot: int) -> None:
         """There is nothing to plan: lengths are read on the device."""
@@ -148,13 +156,11 @@ class TritonAttentionBackend(AttentionBackend):
                 page_size=self._page_size,
             )
 
-        splits = kernels.choose_splits(
-            max(1, num_decode), self._num_kv_heads, self._multiprocessors
-        )
+        cut = kernels.choose_cut(max(1, num_decode), self._num_kv_heads, self._multiprocessors)
         return _Plan(
             num_decode_rows=num_decode,
             decode=rows(slice(0, num_decode)) if num_decode else None,
-            num_splits=splits,
+            cut=cut,
             prefill=None if query_ends is None else rows(slice(num_decode, None)),
             query_ends=query_ends,
             shared=batch.shared,

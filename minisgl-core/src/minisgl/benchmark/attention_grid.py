@@ -69,7 +69,8 @@ class Grid:
 
     Attributes:
         phases: of a launch.
-        rows, contexts: of decode: sequences, and tokens of each.
+        rows, contexts: of decode: sequences, and tokens of each on average: from half to one and a
+            half times as many, as rows of a server are of all lengths.
         prompts: of prefill.
         page_sizes: tokens a page.
         models: heads by the model's name.
@@ -95,7 +96,7 @@ class Grid:
             cases = [parse_case(f"{text}:p{size}") for size in sizes]
             found += [("published", case) for case in cases if case.phase in self.phases]
         shapes = [
-            *(f"decode:{rows}x{context}" for rows in self.rows for context in self.contexts),
+            *(_decode(rows, context) for rows in self.rows for context in self.contexts),
             *(f"prefill:{prompts}" for prompts in self.prompts),
         ]
         for heads in dict.fromkeys(map(str, self.models.values())):
@@ -103,6 +104,12 @@ class Grid:
                 cases = [parse_case(f"{shape}:{heads}:p{size}") for shape in shapes]
                 found += [("grid", case) for case in cases if case.phase in self.phases]
         return found
+
+
+def _decode(rows: int, context: int) -> str:
+    """Return the beginning of a decode case; a single row has exactly ``context`` tokens."""
+    spread = context // 2 if rows > 1 else 0
+    return f"decode:{rows}x{context - spread}" + (f"-{context + spread}" if spread else "")
 
 
 def _fits(text: str, page_size: int) -> bool:

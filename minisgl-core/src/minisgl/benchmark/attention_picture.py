@@ -88,7 +88,7 @@ def _draw_panel(axes: "Axes", cells: Sequence[Cell]) -> Any:
     axes.set_xticks(range(len(across)), [name for _, name in across], fontsize=7)
     axes.set_yticks(range(len(downs)), [name for _, name in downs], fontsize=7)
     if decode:
-        axes.set_xlabel("tokens of a row", fontsize=7)
+        axes.set_xlabel("tokens of a row, on average", fontsize=7)
     axes.set_ylabel("rows" if decode else "prompts x tokens (+ cached)", fontsize=7)
     return image
 
@@ -96,11 +96,10 @@ def _draw_panel(axes: "Axes", cells: Sequence[Cell]) -> Any:
 def _coordinates(cell: Cell) -> tuple[tuple[int, str], tuple[int, str]]:
     """Return where a cell lies, down and across, each as a number to sort by and its label."""
     case = cell.case
-    shape = str(case).split(":")[1]
-    rows, _, tokens = shape.partition("x")
     if case.phase == "prefill":
-        return (case.flops(), shape), (0, "")
-    return (case.num_rows, rows), (case.lengths[0] + case.prefix, tokens)
+        return (case.flops(), str(case).split(":")[1]), (0, "")
+    tokens = sum(case.lengths) // 2 + case.prefix
+    return (case.num_rows, str(case.num_rows)), (tokens, str(tokens))
 
 
 def _text(ranked: Sequence[Cell], here: Sequence[Cell]) -> str:

@@ -9,13 +9,16 @@ import torch
 
 from minisgl.benchmark.attention_cases import AttentionCase
 from minisgl.benchmark.attention_rig import AttentionRig
+from minisgl.benchmark.moe_cases import MoeShape, moe_cases
 from minisgl.benchmark.op_cases import OpCase
 from minisgl.benchmark.timing import Target, Timing, time_calls
 from minisgl.errors import DoesNotFitError, PluginError
 from minisgl.kernel.ops import OpTable
+from minisgl.moe.interface import MoeBackend
 from minisgl.plugins.host import PluginHost
+from minisgl.plugins.options import Options
 from minisgl.plugins.records import BackendQuery
-from minisgl.plugins.selection import explain_ops
+from minisgl.plugins.selection import explain_moe, explain_ops, select_moe
 from minisgl.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -118,6 +121,52 @@ def bench_ops(
                 continue
             rates = _rates(case.kind, case.amount, timing, target)
             yield Measured(case=title, implementation=row.name, **rates)
+
+
+def bench_moe(
+    shape: MoeShape,
+    tokens: Sequence[int],
+    host: PluginHost,
+    query: BackendQuery,
+    *,
+    options: Options,
+    target: Target,
+) -> Iterator[Measured]:
+    """Yield a line for each number of tokens and MoE backend that can run here.
+
+    The rate is of the weights of all chosen experts, or of operations, whichever the device would
+    take longer for.
+    """
+    backends: dict[str, MoeBackend] = {}
+    context = shape.context(target.device, target.dtype, max(tokens))
+    for row in explain_moe(host, query):
+        if row.outcome == "refused":
+            continue
+        try:
+            chosen = select_moe(host, query, f"{row.distribution}:{row.name}", options)
+            backends[row.name] = chosen.record.create(context, chosen.settings)
+        except Exception as error:  # one broken backend must not hide the others
+            logger.debug("%s cannot be created", row.name, exc_info=error)
+            yield Measured(case="moe", implementation=row.name, reason=_first_line(error))
+    for case in moe_cases(shape, tokens, target.device, target.dtype):
+        seconds_of_bytes = case.num_bytes / target.ceilings.read_bytes_per_s
+        reads = seconds_of_bytes >= case.flops / target.ceilings.flops_per_s
+        kind: Kind = "bytes" if reads else "flops"
+        amount = case.num_bytes if reads else case.flops
+        for name, backend in backends.items():
+            title = f"moe:{case.tokens}"
+            try:
+                with torch.inference_mode():
+                    timing = time_calls(
+                        case.calls(backend), target.device, graph=backend.cuda_graphs,
+                        shortest_s=target.shortest_s,
+                    )  # fmt: skip
+            except Exception as error:
+                logger.debug("%s of %s failed", title, name, exc_info=error)
+                yield Measured(case=title, implementation=name, reason=_first_line(error))
+                continue
+            rates = _rates(kind, amount, timing, target)
+            yield Measured(case=title, implementation=name, **rates)
 
 
 def _attention_line(rig: AttentionRig, case: AttentionCase, name: str, target: Target) -> Measured:

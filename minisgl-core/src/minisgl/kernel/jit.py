@@ -49,7 +49,7 @@ class JitLoader:
         compile_module: Compile | None = None,
     ) -> None:
         self._device = device or torch.device("cpu")
-        self._folder = folder or _cache_folder()
+        self._folder = folder or cache_folder()
         self._compile = compile_module or compile_extension
         self._loaded: dict[str, ModuleType] = {}
         self._sealed = False
@@ -141,6 +141,7 @@ def _import(module_name: str, path: Path) -> ModuleType:
     return module
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Return where compiled kernels are kept: ``minisgl/kernels`` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "minisgl" / "kernels"

@@ -9,6 +9,7 @@ weights come from the L2 cache all but once.
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl.kernel.triton.activations import activate
 from minisgl.kernel.triton.dispatch import dispatched
@@ -35,9 +36,11 @@ def gate_up(
     outputs, inputs = weight.shape[1] // 2, weight.shape[2]
     out = torch.empty((len(tiles.order), outputs), dtype=hidden.dtype, device=hidden.device)
     grid = (tiles.most * -(-outputs // tile.outputs),)
+    tma = tile.tma and _can_copy(inputs, weight)
+    source = _descriptor(weight, inputs, tile.outputs, tile.inputs) if tma else weight
     _grouped_kernel[grid](
-        hidden, weight, out, tiles.order, tiles.tiles, hidden, outputs, inputs, top_k, True,
-        gelu, tile.swapped, tiles.rows, tile.outputs, tile.inputs, tile.group,
+        hidden, source, out, tiles.order, tiles.tiles, hidden, outputs, inputs, top_k, True,
+        gelu, tile.swapped, tma, tiles.rows, tile.outputs, tile.inputs, tile.group,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=OVERLAP,
     )  # fmt: skip
     return out
@@ -58,12 +61,28 @@ def down(
     outputs, inputs = weight.shape[1], weight.shape[2]
     out = torch.empty((len(rows), outputs), dtype=rows.dtype, device=rows.device)
     grid = (tiles.most * -(-outputs // tile.outputs),)
+    tma = tile.tma and _can_copy(inputs, weight, rows)
+    source = _descriptor(weight, inputs, tile.outputs, tile.inputs) if tma else weight
+    x = _descriptor(rows, inputs, tiles.rows, tile.inputs) if tma else rows
     _grouped_kernel[grid](
-        rows, weight, out, tiles.order, tiles.tiles, weights, outputs, inputs, 1, False,
-        False, tile.swapped, tiles.rows, tile.outputs, tile.inputs, tile.group,
+        x, source, out, tiles.order, tiles.tiles, weights, outputs, inputs, 1, False,
+        False, tile.swapped, tma, tiles.rows, tile.outputs, tile.inputs, tile.group,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=OVERLAP,
     )  # fmt: skip
     return out
+
+
+def _can_copy(inputs: int, *tensors: torch.Tensor) -> bool:
+    """Whether the tensor memory accelerator takes these: it copies from multiples of 16 bytes."""
+    return all(
+        inputs * tensor.itemsize % 16 == 0 and tensor.data_ptr() % 16 == 0 for tensor in tensors
+    )
+
+
+def _descriptor(tensor: torch.Tensor, inputs: int, rows: int, columns: int) -> TensorDescriptor:
+    """Describe ``tensor`` as rows of ``inputs``, of which a kernel loads ``[rows, columns]``."""
+    shape = [tensor.numel() // inputs, inputs]
+    return TensorDescriptor(tensor, shape, [inputs, 1], [rows, columns])
 
 
 def sum_parts(parts: torch.Tensor, routed: Routed, num_experts: int) -> torch.Tensor:
@@ -84,10 +103,10 @@ def sum_parts(parts: torch.Tensor, routed: Routed, num_experts: int) -> torch.Te
 @dispatched
 @triton.jit
 def _grouped_kernel(
-    x_ptr, weight_ptr, out_ptr, order_ptr, tiles_ptr, weights_ptr,
+    x_ptr, weight_ptr, out_ptr, order_ptr, tiles_ptr, weights_ptr,  # the first two may be TMA's
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
-    GELU: tl.constexpr, SWAPPED: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr,
-    TILE_INPUTS: tl.constexpr, GROUP: tl.constexpr,
+    GELU: tl.constexpr, SWAPPED: tl.constexpr, TMA: tl.constexpr, TILE_ROWS: tl.constexpr,
+    TILE_OUTPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile. ``GATED``: rows are gathered from tokens; else, they are scattered to parts."""
     wait_for_inputs()
@@ -98,42 +117,45 @@ def _grouped_kernel(
         return
     tile, place = _tile_and_column(pid, num_tiles, columns, GROUP)
     tile_ptr = tiles_ptr + 1 + 3 * tile
-    expert = tl.load(tile_ptr).to(tl.int64)
-    row = tl.load(tile_ptr + 1) + tl.arange(0, TILE_ROWS)
+    expert = tl.load(tile_ptr)
+    first_row = tl.load(tile_ptr + 1)
+    row = first_row + tl.arange(0, TILE_ROWS)
     real = row < tl.load(tile_ptr + 2)
     column = place * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     assignment = tl.load(order_ptr + row, real, 0)
     source = (assignment // TOP_K if GATED else row).to(tl.int64)
-    # What is behind the last output is computed from the last one, and not stored.
+    # What is behind the last output is computed from anything, and not stored.
     known = column if OUTPUTS % TILE_OUTPUTS == 0 else tl.minimum(column, OUTPUTS - 1)
     halves: tl.constexpr = 2 if GATED else 1
-    start = (expert * (halves * OUTPUTS) + known) * INPUTS
+    above = expert * (halves * OUTPUTS)  # of the expert in its stack, in rows
     k = tl.arange(0, TILE_INPUTS)
-    if SWAPPED:
-        x_ptrs = x_ptr + source[None, :] * INPUTS + k[:, None]
-        weight_ptrs = weight_ptr + start[:, None] + k[None, :]
-        x_real, x_k, weight_k = real[None, :], k[:, None], k[None, :]
-        result = tl.zeros((TILE_OUTPUTS, TILE_ROWS), tl.float32)
-        up = tl.zeros((TILE_OUTPUTS, TILE_ROWS), tl.float32)
-    else:
+    if GATED or not TMA:
         x_ptrs = x_ptr + source[:, None] * INPUTS + k[None, :]
-        weight_ptrs = weight_ptr + start[None, :] + k[:, None]
-        x_real, x_k, weight_k = real[:, None], k[None, :], k[:, None]
-        result = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
-        up = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
+    if not TMA:
+        weight_ptrs = weight_ptr + (above + known).to(tl.int64)[:, None] * INPUTS + k[None, :]
+    result = tl.zeros(
+        (TILE_OUTPUTS, TILE_ROWS) if SWAPPED else (TILE_ROWS, TILE_OUTPUTS), tl.float32
+    )
+    up = result
     for first in range(0, INPUTS, TILE_INPUTS):
-        if INPUTS % TILE_INPUTS == 0:
-            x = tl.load(x_ptrs, x_real, 0.0)
+        if TMA and not GATED:
+            x = x_ptr.load([first_row, first])
+        elif INPUTS % TILE_INPUTS == 0:
+            x = tl.load(x_ptrs + first, real[:, None], 0.0)
         else:
-            x = tl.load(x_ptrs, x_real & (x_k < INPUTS - first), 0.0)
-        weight = _load_weight(weight_ptrs, weight_k, first, INPUTS, TILE_INPUTS)
-        result = multiply_add(weight, x, result) if SWAPPED else multiply_add(x, weight, result)
+            x = tl.load(x_ptrs + first, real[:, None] & (k < INPUTS - first)[None, :], 0.0)
+        if TMA:
+            weight = weight_ptr.load([above + place * TILE_OUTPUTS, first])
+        else:
+            weight = _load_weight(weight_ptrs + first, k, first, INPUTS, TILE_INPUTS)
+        result = _multiply_add(weight, x, result, SWAPPED)
         if GATED:
-            ups = weight_ptrs + OUTPUTS * INPUTS
-            weight = _load_weight(ups, weight_k, first, INPUTS, TILE_INPUTS)
-            up = multiply_add(weight, x, up) if SWAPPED else multiply_add(x, weight, up)
-        x_ptrs += TILE_INPUTS
-        weight_ptrs += TILE_INPUTS
+            if TMA:
+                weight = weight_ptr.load([above + OUTPUTS + place * TILE_OUTPUTS, first])
+            else:
+                ups = weight_ptrs + OUTPUTS * INPUTS + first
+                weight = _load_weight(ups, k, first, INPUTS, TILE_INPUTS)
+            up = _multiply_add(weight, x, up, SWAPPED)
     dtype = out_ptr.dtype.element_ty
     if GATED:
         gate = result.to(dtype).to(tl.float32)
@@ -165,7 +187,15 @@ def _load_weight(ptrs, k, first, INPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr
     if INPUTS % TILE_INPUTS == 0:
         return tl.load(ptrs)
     else:  # noqa: RET505 - only one of the two is compiled
-        return tl.load(ptrs, k < INPUTS - first, 0.0)
+        return tl.load(ptrs, (k < INPUTS - first)[None, :], 0.0)
+
+
+@triton.jit
+def _multiply_add(weight, x, total, SWAPPED: tl.constexpr):
+    if SWAPPED:
+        return multiply_add(weight, tl.trans(x), total)
+    else:  # noqa: RET505
+        return multiply_add(x, tl.trans(weight), total)
 
 
 @dispatched

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--contexts", type=numbers, metavar="N,...",
-        help="tokens of each decode row (default: 512,2048,8192,32768)",
+        help="tokens of a decode row, on average: several rows have from half to one and a half "
+        "times as many (default: 512,2048,8192,32768)",
     )  # fmt: skip
     group.add_argument(
         "--prompts", type=_words, metavar="ROWSxN[+CACHED],...",

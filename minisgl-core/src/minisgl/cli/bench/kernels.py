@@ -1,7 +1,8 @@
-"""``minisgl bench kernels``: attention and operations beside what the device can do."""
+"""``minisgl bench kernels``: attention, operations and experts beside what the device can do."""
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,14 @@ from minisgl.errors import SettingsError
 from minisgl.settings import ResolvedSettings
 
 if TYPE_CHECKING:
+    from minisgl.benchmark.attention_cases import AttentionCase
     from minisgl.benchmark.kernels import Measured
+    from minisgl.benchmark.moe_cases import MoeShape
+    from minisgl.benchmark.op_cases import ModelShape
     from minisgl.benchmark.timing import Target
     from minisgl.plugins.host import PluginHost
 
-SUMMARY = "attention backends and operations at given shapes, and the share of what the device can"
+SUMMARY = "attention, operations and experts at given shapes, and the share of what the device can"
 
 _DEFAULT_MODEL = "Qwen3-0.6B"
 _COLUMNS = f"{'case':<36}{'by':<16}{'us':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of most':>9}  clock"
@@ -29,7 +33,9 @@ _QUICK = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what is measured, and the settings that matter to it."""
     parser.add_argument(
-        "--only", choices=("attention", "ops"), help="measure only one of the two (default: both)"
+        "--only",
+        choices=("attention", "ops", "moe"),
+        help="measure only one of the three (default: all that the model has)",
     )
     parser.add_argument(
         "--backends", type=_words, metavar="NAME,...", help="attention backends (default: all)"
@@ -42,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--rows", type=numbers, metavar="N,...",
-        help="rows of the operations (default: 1,64,256,8192)",
+        help="rows of the operations (default: 1,64,256,8192), tokens of the routed experts "
+        "(default: 1,16,64,256,4096)",
     )  # fmt: skip
     attention.add_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="less exact, in a tenth of the time")
@@ -68,28 +75,23 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     if args.attention:
         host, target, environment = _prepare(args, resolved)
         return attention.run_grid(args, resolved, host, target, environment)
-    from minisgl.benchmark.attention_cases import default_cases, parse_case
+    from minisgl.benchmark.attention_cases import parse_case
     from minisgl.benchmark.environment import changed_settings
-    from minisgl.benchmark.kernels import Measured, bench_attention, bench_ops
-    from minisgl.benchmark.op_cases import model_shape, op_cases
+    from minisgl.benchmark.op_cases import model_shape
 
-    shape = model_shape(resolved.settings.model.path or _DEFAULT_MODEL)
+    reference = resolved.settings.model.path or _DEFAULT_MODEL
+    shape = model_shape(reference)
     given = [parse_case(text) for text in args.cases or ()]
     host, target, environment = _prepare(args, resolved)
+    experts = _experts(args, reference, host)
     print(_COLUMNS, flush=True)
-    found: dict[str, list[Measured]] = {"attention": [], "ops": []}
-    if args.only != "ops":
-        cases = given or [parse_case(text) for text in default_cases(target.device)]
-        for line in bench_attention(cases, args.backends, host, resolved.settings, target):
-            found["attention"].append(line)
-            _print(line)
-    if args.only != "attention":
-        print(f"operations at the shapes of {shape.name}, rows after the colon")
-        query = shape.query(target.device, target.dtype)
-        lines = op_cases(shape, args.rows or _OP_ROWS, target.device, target.dtype)
-        for line in bench_ops(lines, host, query, target):
-            found["ops"].append(line)
-            _print(line)
+    found: dict[str, list[Measured]] = {"attention": [], "ops": [], "moe": []}
+    if args.only in (None, "attention"):
+        found["attention"] = _attention(args, given, host, resolved, target)
+    if args.only in (None, "ops"):
+        found["ops"] = _ops(args, shape, host, target)
+    if experts is not None:
+        found["moe"] = _moe(args, shape, experts, host, resolved=resolved, target=target)
     record = {
         "benchmark": "kernels",
         "model": shape.name,
@@ -101,6 +103,76 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     }
     write_json(args.json, record)
     return 0
+
+
+def _attention(
+    args: argparse.Namespace,
+    given: "list[AttentionCase]",
+    host: "PluginHost",
+    resolved: ResolvedSettings,
+    target: "Target",
+) -> "list[Measured]":
+    from minisgl.benchmark.attention_cases import default_cases, parse_case
+    from minisgl.benchmark.kernels import bench_attention
+
+    cases = given or [parse_case(text) for text in default_cases(target.device)]
+    return _printed(bench_attention(cases, args.backends, host, resolved.settings, target))
+
+
+def _ops(
+    args: argparse.Namespace, shape: "ModelShape", host: "PluginHost", target: "Target"
+) -> "list[Measured]":
+    from minisgl.benchmark.kernels import bench_ops
+    from minisgl.benchmark.op_cases import op_cases
+
+    print(f"operations at the shapes of {shape.name}, rows after the colon")
+    cases = op_cases(shape, args.rows or _OP_ROWS, target.device, target.dtype)
+    query = shape.query(target.device, target.dtype)
+    return _printed(bench_ops(cases, host, query, target))
+
+
+def _experts(args: argparse.Namespace, reference: str, host: "PluginHost") -> "MoeShape | None":
+    """Return the experts to measure, if any."""
+    from minisgl.benchmark.moe_cases import moe_shape
+
+    if args.only not in (None, "moe"):
+        return None
+    experts = moe_shape(reference, host)
+    if experts is None and args.only == "moe":
+        raise SettingsError(
+            f"--only moe: {reference} has no routed experts that an installed plugin runs; name a "
+            "model that has, such as --model Qwen3-30B-A3B"
+        )
+    return experts
+
+
+def _moe(
+    args: argparse.Namespace,
+    shape: "ModelShape",
+    experts: "MoeShape",
+    host: "PluginHost",
+    *,
+    resolved: ResolvedSettings,
+    target: "Target",
+) -> "list[Measured]":
+    from minisgl.benchmark.kernels import bench_moe
+    from minisgl.benchmark.moe_cases import MOE_TOKENS
+
+    print(f"routed experts at the shapes of {shape.name}, tokens after the colon")
+    query = replace(shape.query(target.device, target.dtype), num_experts=experts.num_experts)
+    options = resolved.settings.backend_options
+    return _printed(
+        bench_moe(experts, args.rows or MOE_TOKENS, host, query, options=options, target=target)
+    )
+
+
+def _printed(lines: "Iterable[Measured]") -> "list[Measured]":
+    """Print each line as it comes, and return them all."""
+    found = []
+    for line in lines:
+        found.append(line)
+        _print(line)
+    return found
 
 
 def _prepare(

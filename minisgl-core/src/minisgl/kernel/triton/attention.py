@@ -6,9 +6,9 @@ second kernel. A prefill program takes one query head of a tile of one row's que
 the keys that these see (FlashAttention-2, Dao, 2023). Both look pages up themselves: nothing is
 planned on the host, and the lengths of rows are read on the device.
 
-Measured on an H200, K and V read by decode: 256 rows of 450 to 1350 tokens with 16/8 heads of 128
-4.09 TB/s at page size 16 and 4.17 at 64, 64 such rows 3.71, one row of 32,768 tokens 3.15. Prefill
-of 8,192 tokens with 32/8 heads: 490 TFLOP/s.
+Measured on an H200 that reads 4.39 TB/s, K and V read by decode: 256 rows of 450 to 1350 tokens
+with 16/8 heads of 128 4.25 TB/s at page size 16 and 4.29 at 64, 64 such rows 3.75, one row of
+32,768 tokens 3.2. Prefill of 8,192 tokens with 32/8 heads: 490 TFLOP/s.
 
 Compiled per dtype, heads, head dim, page size, window and cap, never per number of rows or tokens.
 """
@@ -26,6 +26,9 @@ _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _LOG2_E = 1.4426950408889634
 
 _MOST_SPLITS = 32
+_FEW_ROWS, _WHOLE_ROWS, _MANY_ROWS = 0.42, 1.65, 3.2
+"""Turns of all programs: see ``choose_cut``."""
+_ORDERED_ROWS = 16
 _LEAST_ROWS = 16
 """Of a tensor core's operand: fewer query heads are padded."""
 
@@ -39,12 +42,15 @@ class PagedRows:
         rows: int64 ``[R]``: rows of the table.
         kv_lens: int32 ``[R]``: tokens of each, at least 1.
         page_size: tokens a page.
+        order: int32 ``[R]``: which row is attended to first, second and so on: see
+            ``longest_first``; ``None``: the first, the second.
     """
 
     page_table: torch.Tensor
     rows: torch.Tensor
     kv_lens: torch.Tensor
     page_size: int
+    order: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +68,26 @@ class Scores:
     cap: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How decode rows are shared out.
+
+    Attributes:
+        splits: shares of each row's tokens.
+        wide: programs take more keys at a time, and fewer run at once.
+    """
+
+    splits: int
+    wide: bool = False
+
+
 def paged_decode(
     q: torch.Tensor,
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     paged: PagedRows,
     scores: Scores,
-    num_splits: int,
+    cut: Cut,
 ) -> torch.Tensor:
     """Attend with one query a row.
 
@@ -78,17 +97,17 @@ def paged_decode(
         v_pool: values, the same.
         paged: the rows.
         scores: of the layer.
-        num_splits: shares that a row's tokens are cut into; see ``choose_splits``.
+        cut: how the rows' tokens are shared out; see ``choose_cut``.
 
     Returns:
         ``[R, q_heads, d]``, contiguous.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if num_splits == 1:
-        launch_decode(q, k_pool, v_pool, paged, scores, Shares(out, out, 1))
+    if cut.splits == 1:
+        launch_decode(q, k_pool, v_pool, paged, scores, Shares(out, out, 1), wide=cut.wide)
         return out
-    shares = Shares.allocate(q, num_splits)
-    launch_decode(q, k_pool, v_pool, paged, scores, shares)
+    shares = Shares.allocate(q, cut.splits)
+    launch_decode(q, k_pool, v_pool, paged, scores, shares, wide=cut.wide)
     launch_merge(shares, out)
     return out
 
@@ -132,19 +151,23 @@ def launch_decode(
     paged: PagedRows,
     scores: Scores,
     shares: Shares,
+    *,
+    wide: bool = False,
 ) -> None:
     """Fill the shares of the rows' own tokens; see ``paged_decode`` for shapes."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = k_pool.shape[1]
     group = num_q_heads // num_kv_heads
-    tile = _decode_tile(q.dtype, head_dim)
+    tile = _decode_tile(q.dtype, head_dim, wide=wide)
     _decode_kernel[(num_kv_heads, num_rows, shares.own)](
         q, k_pool, v_pool, paged.page_table, paged.rows, paged.kv_lens,
-        paged.kv_lens if shares.starts is None else shares.starts, shares.partial, shares.sums,
+        paged.kv_lens if shares.starts is None else shares.starts,
+        paged.kv_lens if paged.order is None else paged.order, shares.partial, shares.sums,
         scores.scale * _LOG2_E, *factors(q.stride(0)), q.stride(1), paged.page_table.stride(0),
         num_kv_heads, group, max(_LEAST_ROWS, triton.next_power_of_2(group)),
         head_dim, triton.next_power_of_2(head_dim), paged.page_size, tile.keys,
         scores.window, scores.cap, shares.own + shares.shared > 1, shares.shared,
+        paged.order is not None,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=OVERLAP,
     )  # fmt: skip
 
@@ -200,12 +223,36 @@ def paged_prefill(
     return out
 
 
-def choose_splits(num_rows: int, num_kv_heads: int, num_multiprocessors: int) -> int:
-    """Return into how many shares the tokens of decode rows are cut: so that all can read."""
-    programs = num_rows * num_kv_heads
-    if programs >= 3 * num_multiprocessors:
-        return 1
-    return min(_MOST_SPLITS, -(-4 * num_multiprocessors // programs))
+def longest_first(kv_lens: torch.Tensor, order: torch.Tensor) -> None:
+    """Write the order of rows by their tokens, the longest first: the last programs end together.
+
+    Args:
+        kv_lens: int32 ``[R]``.
+        order: int32 ``[R]``, written.
+    """
+    num_rows = kv_lens.shape[0]
+    _order_kernel[(triton.cdiv(num_rows, _ORDERED_ROWS),)](
+        kv_lens, order, num_rows, _ORDERED_ROWS, max(16, triton.next_power_of_2(num_rows)),
+        num_warps=4, launch_pdl=OVERLAP,
+    )  # fmt: skip
+
+
+def choose_cut(num_rows: int, num_kv_heads: int, num_multiprocessors: int) -> Cut:
+    """Return how decode rows are cut, by how often programs of whole rows would fill the device.
+
+    Measured on an H200 for rows of 200 to 1,800 tokens, 2 to 256 of them, three kinds of heads:
+    whole rows, the longest first, win as soon as there are enough to even out; below, shares of
+    rows do that. Shares of equal rows should not begin another turn of all programs for a few.
+    """
+    programs, at_once = num_rows * num_kv_heads, 2 * num_multiprocessors
+    turns = programs / at_once
+    if turns >= _WHOLE_ROWS:
+        return Cut(1, wide=turns < _MANY_ROWS)
+    if turns > 1:
+        return Cut(2)
+    if turns > _FEW_ROWS:
+        return Cut(6)
+    return Cut(min(_MOST_SPLITS, 2 * at_once // programs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +265,10 @@ class _Tile:
     stages: int
 
 
-def _decode_tile(dtype: torch.dtype, head_dim: int) -> _Tile:
-    return _Tile(1, 32 if dtype == torch.float32 or head_dim > 128 else 64, 4, 3)
+def _decode_tile(dtype: torch.dtype, head_dim: int, *, wide: bool) -> _Tile:
+    if dtype == torch.float32 or head_dim > 128:
+        return _Tile(1, 32, 4, 3)
+    return _Tile(1, 128, 4, 2) if wide else _Tile(1, 64, 4, 3)
 
 
 def _prefill_tile(dtype: torch.dtype, head_dim: int) -> _Tile:
@@ -293,11 +342,13 @@ def _step(
 @dispatched
 @triton.jit(do_not_specialize=["q_stride", "table_stride"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, lens_ptr, starts_ptr, out_ptr, sums_ptr, scale,
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, lens_ptr, starts_ptr, order_ptr, out_ptr, sums_ptr,
+    scale,
     q_stride, Q_FACTOR: tl.constexpr, HEAD_STRIDE: tl.constexpr, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr, TOKENS: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SPLIT: tl.constexpr, SHARED_SPLITS: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Attend to a share of a row's tokens; with ``SHARED_SPLITS``, of those behind its start."""
     head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -306,6 +357,8 @@ def _decode_kernel(
     heads = head * GROUP + members
     mask = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     wait_for_inputs()
+    if ORDERED:
+        row = tl.load(order_ptr + row).to(tl.int64)
     length = tl.load(lens_ptr + row)
     table_ptr += tl.load(rows_ptr + row) * table_stride
     places = row * q_stride * Q_FACTOR + heads[:, None] * HEAD_STRIDE + dims[None, :]
@@ -338,6 +391,19 @@ def _decode_kernel(
     else:
         place = (row * (KV_HEADS * GROUP) + heads)[:, None] * HEAD_DIM + dims[None, :]
         tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@dispatched
+@triton.jit(do_not_specialize=["num_rows"])
+def _order_kernel(lens_ptr, order_ptr, num_rows, ROWS: tl.constexpr, ALL_ROWS: tl.constexpr):
+    """Count, for some rows, those that come before each."""
+    rows, every = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, ALL_ROWS)
+    wait_for_inputs()
+    own = tl.load(lens_ptr + rows, mask=rows < num_rows, other=0)[:, None]
+    others = tl.load(lens_ptr + every, mask=every < num_rows, other=-1)[None, :]
+    before = (others > own) | ((others == own) & (every[None, :] < rows[:, None]))
+    place = tl.sum(before.to(tl.int32), axis=1)
+    tl.store(order_ptr + place, rows, mask=rows < num_rows)
 
 
 @dispatched

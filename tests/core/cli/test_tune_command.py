@@ -1,0 +1,50 @@
+"""``minisgl tune moe``: what it asks of which backend, and what it refuses."""
+
+import pytest
+
+from minisgl.cli import main
+from support import plugin_code
+from support.tiny_models import write_tiny_model
+
+TUNE = """
+def tune(context, request):
+    return f"{context.num_experts} experts of {context.intermediate_size}, {request}"
+"""
+
+
+@pytest.fixture
+def experts(tmp_path):
+    return write_tiny_model(tmp_path / "experts", "Qwen3MoeForCausalLM")
+
+
+def test_it_asks_the_chosen_backend(plugin_site, experts, tmp_path, capsys):
+    code = plugin_code.moe().replace("create=", "tune=tune, create=")
+    plugin_site.add("acme", TUNE + code)
+    line = ["tune", "moe", "--model", str(experts), "--tokens", "1,16", "--time-limit", "9"]
+    assert main([*line, "--folder", str(tmp_path), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "6 experts of 32" in out
+    assert "tokens=(1, 16)" in out
+    assert str(tmp_path) in out
+    assert "time_limit_s=9" in out
+
+
+def test_a_backend_without_anything_to_tune_is_refused(plugin_site, experts, capsys):
+    code = plugin_code.moe().replace("create=", "tune=tune, create=")
+    plugin_site.add("acme", TUNE + code)
+    line = ["tune", "moe", "--model", str(experts), "--moe-backend", "torch", "--device", "cpu"]
+    assert main(line) == 2
+    error = capsys.readouterr().err
+    assert "'minisgl-core:torch' has nothing to tune" in error
+    assert "backends that have: acme" in error
+
+
+def test_a_dense_model_is_refused(tmp_path, capsys):
+    model = write_tiny_model(tmp_path / "dense", "Qwen3ForCausalLM")
+    assert main(["tune", "moe", "--model", str(model), "--device", "cpu"]) == 2
+    assert "has no routed experts" in capsys.readouterr().err
+
+
+def test_it_names_the_model_that_is_missing(capsys):
+    assert main(["tune", "moe"]) == 2
+    assert "--model" in capsys.readouterr().err

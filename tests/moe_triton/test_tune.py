@@ -1,0 +1,104 @@
+"""The search of ``minisgl tune moe``, with times that a test makes up."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from minisgl.errors import UnsupportedBackendError
+from minisgl.moe import MoeContext, TuneRequest
+from minisgl_moe_triton import candidates, tune
+from minisgl_moe_triton.configs import Columns, Few, Grouped, Tile, find_tuned
+from minisgl_moe_triton.create import key_of
+
+CONTEXT = MoeContext(
+    device=torch.device("cpu"), dtype=torch.bfloat16, num_experts=4, top_k=2, hidden_size=64,
+    intermediate_size=64, activation="silu", max_num_tokens=200,
+)  # fmt: skip
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Let a launch take as long as it has outputs, 8 warps never fit; returns what was timed."""
+    options: list[object] = []
+
+    def seconds(calls: Sequence[partial[object]]) -> float:
+        what = next(one for one in calls[0].args if isinstance(one, Tile | Columns | Few | Grouped))
+        options.append(what)
+        if isinstance(what, Few | Grouped):
+            return 1.0 if isinstance(what, Few) else 2.0
+        return what.outputs + what.warps / 100
+
+    def usable(calls: Sequence[Callable[[], object]]) -> list[bool]:
+        return [call.args[0].warps != 8 for call in calls]  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(tune, "time_on_gpu", seconds)
+    monkeypatch.setattr(tune, "compile_in_parallel", usable)
+    monkeypatch.setattr(tune.Search, "run", lambda *_: None)
+    monkeypatch.setattr(tune, "require_gpu", lambda _: None)
+    return options
+
+
+def quickest(options: Iterable[Any]) -> list[Any]:
+    fitting = [one for one in options if one.warps != 8]
+    least = min(one.outputs for one in fitting)
+    return [one for one in fitting if one.outputs == least]
+
+
+def test_the_fastest_launch_that_fits_is_kept(timed: list[object], tmp_path: Path) -> None:
+    request = TuneRequest(tokens=(1, 200), folder=tmp_path, progress=False)
+    text = tune.tune(CONTEXT, request)
+    found = find_tuned(key_of(CONTEXT), tmp_path)
+    assert found is not None
+    few, grouped = found.launches
+    assert isinstance(few, Few), "it was faster as a whole"
+    assert isinstance(grouped, Grouped)
+    for product, places in ((few.gate_up, 2), (few.down, 2)):
+        assert product in quickest(candidates.columns(64, places))
+    for tile, gated in ((grouped.gate_up, True), (grouped.down, False)):
+        tried = quickest(candidates.tiles(grouped.rows, 2, tile.group, gated=gated))
+        assert tile in tried
+    assert str(tmp_path) in text
+    assert "not sorted" in text
+    assert "tiles of" in text
+
+
+def test_a_time_limit_ends_it_with_what_was_found(
+    timed: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(0, 100_000, 10))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    tune.tune(CONTEXT, TuneRequest(tokens=(1, 9, 40), folder=tmp_path, time_limit_s=15))
+    found = find_tuned(key_of(CONTEXT), tmp_path)
+    assert found is not None
+    assert [launch.tokens for launch in found.launches] == [1]
+
+
+def test_it_needs_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedBackendError, match=r"engine\.device is cpu"):
+        tune.tune(CONTEXT, TuneRequest(folder=tmp_path))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+def test_candidates_fit_and_differ(rows: int, gated: bool) -> None:
+    tiles = list(candidates.tiles(rows, 2, 1, gated=gated))
+    assert len(set(tiles)) == len(tiles) >= 10
+    for tile in tiles:
+        used = tile.stages * tile.inputs * (tile.outputs * (1 + gated) + rows) * 2
+        assert used <= candidates.SHARED_BYTES
+        assert not tile.swapped or tile.outputs >= 64
+    assert {tile.swapped for tile in tiles} == {True, False}
+
+
+@pytest.mark.parametrize(("mean", "first"), [(0.1, 16), (10, 16), (16, 32), (60, 128), (999, 128)])
+def test_tiles_hold_about_what_an_expert_has(mean: float, first: int) -> None:
+    found = candidates.tile_rows(mean)
+    assert found[0] == first
+    assert len(set(found)) == len(found) >= 2
