@@ -137,6 +137,9 @@ def _fits(record: Record, row: Mapping[str, Any]) -> bool:
         return False
     if (record["model"], record["preset"]) != (row["model"], row["preset"]):
         return False
+    installed = record.get("versions", {})
+    if row.get("has", "python") not in installed or row.get("lacks") in installed:
+        return False
     if row["kind"] == "startup":
         return record["startup"]["process_to_ready_s"] is not None
     if row["kind"] == "idle":
@@ -272,7 +275,7 @@ def _picture(name: str) -> str:
 def _best(row: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
     """Return the best figure of any backend for a row, and by whom, at which page size.
 
-    The rate, or how many times longer the best one takes for the cases of ``than``.
+    The rate, or how many times longer the best other backend takes for the cases of ``than``.
     """
     cells = [one for one in cells if one["part"] == "published"]
     best = min(_right(cells, row["cases"]), key=lambda one: one["us"], default=None)
@@ -281,7 +284,8 @@ def _best(row: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> tuple[f
     by = f"{best['backend'].rpartition(':')[2]}, page size {best['page_size']}"
     if "than" not in row:
         return best["rate"] / 1e12, by
-    times = [one["us"] for one in _right(cells, row["than"])]
+    others = [one for one in cells if one["backend"] != best["backend"]]
+    times = [one["us"] for one in _right(others, row["than"])]
     return (min(times) / best["us"], by) if times else (None, "")
 
 

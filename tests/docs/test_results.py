@@ -45,6 +45,7 @@ def offline(model="Qwen3-0.6B", preset="minisgl-offline", device="NVIDIA H200", 
         "date": "2026-12-01T10:00:00+00:00",
         "commit": "0123456789abcdef",
         "command": "minisgl bench offline --preset minisgl-offline",
+        "versions": {"python": "3.12.3"},
         "device": {"name": device},
         "workload": {"num_prompts": 256},
         "startup": {"process_to_ready_s": 15.04, "load_s": 9.0},
@@ -128,6 +129,17 @@ def test_fewer_seconds_are_better(seconds, verdict):
     assert row_of(text, title)["verdict"] == verdict
 
 
+def test_a_start_counts_for_the_packages_that_were_installed():
+    quick, title = offline(), "Qwen3-0.6B, from the start of the process until ready"
+    slow = offline(
+        startup={"process_to_ready_s": 26.0}, versions={"python": "3", "flash-attn-4": "4.0"}
+    )
+    text = script.render({"quick.json": quick, "slow.json": slow}, RIVALS)
+    assert row_of(text, title)["verdict"] == "must holds"
+    title = "Qwen3-0.6B, the same with FlashAttention 4 installed"
+    assert row_of(text, title)["verdict"] == "misses must"
+
+
 def test_a_profile_of_fewer_rows_fills_no_row():
     profile = {"num_running": 250, "trace": {"idle_median_us": 1.0}}
     text = script.render({"a": offline(profile=profile)}, RIVALS)
@@ -188,14 +200,14 @@ def attention(tmp_path):
     case = "decode:256x450-1350:16/8x128:p16"
     measured: dict[str, Any] = {"times_us": [90.0, 100.0, 101.0], "rate": 4.122e12, "fraction": 0.9}
     slower = {**measured, "times_us": [200.0], "rate": 2.061e12, "fraction": 0.45}
-    shared, plain = "decode:64x256+8192:16/8x128", "decode:64x8448:16/8x128"
+    shared = "decode:64x256+8192:16/8x128"
     cells = [
         cell(case, "p:quick", 100.0, part="published", **measured),
         cell(case, "p:slow", 200.0, part="published", **slower),
         cell(case, "p:liar", 1.0, "wrong", part="published", **slower),
         *(cell(f"{shared}:p{size}", "p:slow", us, part="published", **measured)
           for size, us in ((16, 90.0), (64, 50.0))),
-        cell(f"{plain}:p16", "p:quick", 200.0, part="published", **measured),
+        cell(f"{shared}:p16", "p:quick", 200.0, part="published", **measured),
         *(cell(f"{phase}:1x512:16/8x128:p16", f"p:{name}", us, **slower)
           for phase in ("decode", "prefill") for name, us in (("quick", 10.0), ("slow", 40.0))),
         cell("decode:1x512:40/8x128:p16", "p:slow", 9.0, **slower),

@@ -15,11 +15,11 @@ from minisgl.bootstrap import build_scheduler
 from minisgl.engine.engine import Engine
 from minisgl.engine.host_mirror import Launch
 from minisgl.kernel.triton import shared_prefix
-from minisgl.llm.results import GenerationResult
 from minisgl.message import AbortRequest, GenerateRequest
 from minisgl.scheduler.transport import MemoryTransport
 from minisgl.settings import settings_from_keywords
 from support.controlled import controlled_cases
+from support.judged import check_judged
 from support.reference import Tally, greedy
 from support.tiny_models import ARCHITECTURES, EOS_TOKEN_IDS, WIDE, write_tiny_model
 
@@ -222,16 +222,6 @@ def _note_logits(llm: LLM) -> Noted:
     return noted
 
 
-def check_judged(prompts: list[list[int]], judged: list[GenerationResult]) -> None:
-    """Each token behind a prompt is the best one there, or as good within bfloat16."""
-    for prompt, one in zip(prompts, judged, strict=True):
-        assert one.prompt_logprobs is not None
-        for given in one.prompt_logprobs[len(prompt) :]:
-            assert given is not None
-            worse = given.top[0].logprob - given.token.logprob
-            assert worse < 0.1, f"a token is worse than the best one by {worse:.2f}"
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 def test_graphs_overlap_and_plain_steps_give_equal_tokens(wide: Path, seed: int) -> None:
     """Of eager and of recorded steps each, overlapped or not; and the two agree within bfloat16.
@@ -249,13 +239,8 @@ def test_graphs_overlap_and_plain_steps_give_equal_tokens(wide: Path, seed: int)
             params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
             results = llm.generate(prompts, params, progress=False)
             outputs.append([result.token_ids for result in results])
-            if rows == 0:
-                continue
-            texts = [one + other for one, other in zip(prompts, outputs[-1], strict=True)]
-            judged = llm.generate(
-                texts, SamplingParams(max_tokens=1, prompt_logprobs=1), progress=False
-            )
-        check_judged(prompts, judged)
+            if rows is None:
+                check_judged(llm, prompts, outputs[-1])
     eager, eager_overlap, graph, graph_overlap = outputs
     assert eager == eager_overlap, "the same launches, only earlier"
     assert graph == graph_overlap
@@ -282,7 +267,6 @@ def test_shared_prefixes_are_attended_to_once(
         return decode(*arguments)
 
     monkeypatch.setattr("minisgl.attention.triton_backend.shared_decode", noting)
-    texts = []
     for mib in (0.0, 1e-4):
         with LLM(
             str(wide), device="cuda", dtype="bfloat16", num_pages=600, max_running_requests=24,
@@ -292,13 +276,8 @@ def test_shared_prefixes_are_attended_to_once(
             params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
             for _ in range(2):
                 results = llm.generate(prompts, params, progress=False)
-            outputs = [result.token_ids for result in results]
-            texts = [one + other for one, other in zip(prompts, outputs, strict=True)]
             assert bool(told) == (mib > 0)
-            judged = llm.generate(
-                texts, SamplingParams(max_tokens=1, prompt_logprobs=1), progress=False
-            )
-        check_judged(prompts, judged)
+            check_judged(llm, prompts, [result.token_ids for result in results])
 
 
 def test_random_requests_with_aborts_and_churn_end_with_all_pages_free(wide: Path) -> None:

@@ -33,6 +33,7 @@ def test_the_server_answers(architecture: str, flags: tuple[str, ...], tmp_path:
     log = tmp_path / "server.log"
     # So many pages: other tests use the same card at the same time.
     flags = (*flags, "--dtype", "bfloat16", "--num-pages", "500")
+    flags = (*flags, "--attention-backend", "flashinfer")
     with serving(str(path), log, *flags) as url:
         body = {"prompt": [one.prompt for one in clear], "temperature": 0, "ignore_eos": True}
         firsts = httpx.post(f"{url}/v1/completions", json={**body, "max_tokens": 1}, timeout=60)

@@ -19,6 +19,8 @@ from minisgl.testing.communicators import thread_group
 from support.forward import build_context, load_name, records
 
 Tensors = dict[str, torch.Tensor]
+Shape = tuple[int, int, type, dict[str, Any]]
+"""Ranks, groups of them that experts are spread over, and a configuration."""
 
 
 def values(q_heads: int, kv_heads: int, **changes: Any) -> dict[str, Any]:
@@ -38,8 +40,8 @@ def values(q_heads: int, kv_heads: int, **changes: Any) -> dict[str, Any]:
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> tuple[int, type, dict[str, Any]]:
-    """Ranks, and a configuration that they can share; no size need be a multiple of them."""
+def shapes(draw: st.DrawFn) -> Shape:
+    """What ranks can share; no size but the number of experts need be a multiple of anything."""
     size = draw(st.integers(1, 8))
     # Each rank has whole KV heads, or several ranks share one.
     kv_heads = size * draw(st.integers(1, 2)) if draw(st.booleans()) else draw(divisors(size))
@@ -55,8 +57,9 @@ def shapes(draw: st.DrawFn) -> tuple[int, type, dict[str, Any]]:
     )
     if dense:
         found |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
-        return size, LlamaConfig, found
-    experts, inner = draw(st.integers(1, 4)), draw(st.integers(1, 20))
+        return size, 1, LlamaConfig, found
+    ep = draw(divisors(size))
+    experts, inner = ep * draw(st.integers(1, 3)), draw(st.integers(1, 20))
     found |= {"num_experts_per_tok": 1, "eos_token_id": 2, "pad_token_id": 0}
     kind = draw(st.sampled_from((Qwen3MoeConfig, MixtralConfig, Qwen2MoeConfig, OlmoeConfig)))
     if kind is OlmoeConfig:  # whose heads are as wide together as a hidden state
@@ -69,14 +72,16 @@ def shapes(draw: st.DrawFn) -> tuple[int, type, dict[str, Any]]:
     found |= {"num_local_experts" if kind is MixtralConfig else "num_experts": experts}
     if kind is Qwen2MoeConfig:
         found |= {"shared_expert_intermediate_size": draw(st.integers(1, 20))}
-    return size, kind, found
+    return size, ep, kind, found
 
 
 def divisors(size: int) -> st.SearchStrategy[int]:
     return st.sampled_from([n for n in range(1, size + 1) if size % n == 0])
 
 
-def build_ranks(size: int, config_class: type, values: dict[str, Any]) -> list[BaseLLMModel]:
+def build_ranks(
+    size: int, ep: int, config_class: type, values: dict[str, Any]
+) -> list[BaseLLMModel]:
     config = config_class(**values)
     architecture = config_class.__name__.replace("Config", "ForCausalLM")
     config.architectures = [architecture]
@@ -84,7 +89,8 @@ def build_ranks(size: int, config_class: type, values: dict[str, Any]) -> list[B
     model_config = load_name(record.config_reader)(config)
     return [
         load_name(record.model)(
-            model_config, build_context(model_config, communicator=communicator, num_pages=1)
+            model_config,
+            build_context(model_config, communicator=communicator, num_pages=1, ep=ep),
         )
         for communicator in thread_group(size)
     ]
@@ -119,10 +125,11 @@ def shard_and_gather(models: list[BaseLLMModel], checkpoint: Tensors) -> Tensors
     return gathered
 
 
-@example((2, LlamaConfig, values(2, 1, vocab_size=3)))
+@example((2, 1, LlamaConfig, values(2, 1, vocab_size=3)))
+@example((4, 2, MixtralConfig, values(4, 1, num_local_experts=2, intermediate_size=3)))
 @given(shapes())
 def test_invariant_20_shards_of_1_to_8_ranks_gather_to_the_checkpoint(
-    shape: tuple[int, type, dict[str, Any]],
+    shape: Shape,
 ) -> None:
     """Replicated KV heads, odd vocabularies, biases, tied heads, experts, sizes that do not divide.
 
@@ -131,7 +138,7 @@ def test_invariant_20_shards_of_1_to_8_ranks_gather_to_the_checkpoint(
     """
     models = build_ranks(*shape)
     checkpoint = checkpoint_for(models)
-    assert ("lm_head.weight" in checkpoint) is not shape[2]["tie_word_embeddings"]
+    assert ("lm_head.weight" in checkpoint) is not shape[3]["tie_word_embeddings"]
     gathered = shard_and_gather(models, checkpoint)
     for name, tensor in checkpoint.items():
         assert torch.equal(gathered[name], tensor), name

@@ -1,6 +1,6 @@
 """Run a model directly, without engine and scheduler: prefill whole prompts, then decode."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from minisgl.models.hf import config as hf
 from minisgl.models.hf.model import TransformersModel
 from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import load_weights
+from minisgl.moe.exchange import ExchangeContext, ExpertExchange
 from minisgl.moe.interface import MoeContext
+from minisgl.moe.placement import ExpertPlacement
 from minisgl.moe.torch_backend import TorchMoeBackend
 from minisgl_models.plugin import minisgl_models
 
@@ -49,6 +51,8 @@ def build_context(
     max_seq_len: int | None = None,
     num_pages: int = 64,
     dtype: torch.dtype = torch.float32,
+    ep: int = 1,
+    exchange: Callable[[ExchangeContext], ExpertExchange] | None = None,
 ) -> BuildContext:
     """A CPU context with core's reference backends and an allocated pool."""
     communicator = communicator or SingleCommunicator()
@@ -81,20 +85,31 @@ def build_context(
             max_seq_len=max_seq_len,
         )
     )
-    moe = None
+    moe = exchanged = None
     if isinstance(config, ModelConfig) and config.moe is not None:
+        placement = ExpertPlacement(config.moe.num_experts, communicator.size, ep)
+        common: dict[str, Any] = {
+            "device": CPU,
+            "dtype": dtype,
+            "top_k": config.moe.top_k,
+            "hidden_size": config.hidden_size,
+            "max_num_tokens": 1024,
+        }
         moe = TorchMoeBackend(
             MoeContext(
-                device=CPU,
-                dtype=dtype,
                 num_experts=config.moe.num_experts,
-                top_k=config.moe.top_k,
-                hidden_size=config.hidden_size,
-                intermediate_size=shard_size(config.moe.intermediate_size, communicator.size),
+                intermediate_size=shard_size(
+                    config.moe.intermediate_size, placement.ranks_per_group
+                ),
                 activation=config.activation,
-                max_num_tokens=1024,
+                held_experts=placement.experts_of(communicator.rank),
+                **common,
             )
         )
+        if exchange is not None:
+            exchanged = exchange(
+                ExchangeContext(communicator=communicator, placement=placement, **common)
+            )
     return BuildContext(
         device=CPU,
         dtype=dtype,
@@ -104,6 +119,8 @@ def build_context(
         moe=moe,
         kv_pool=pool,
         max_seq_len=max_seq_len,
+        expert_parallel_size=ep,
+        exchange=exchanged,
     )
 
 

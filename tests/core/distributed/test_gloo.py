@@ -53,6 +53,13 @@ def test_collectives_equal_those_of_threads(tmp_path: Path, size: int) -> None:
             results.append(communicator.all_reduce(values.clone()))
             results.append(communicator.all_gather(values[:0]))
             results.append(communicator.all_reduce(values[:0]))
+            # Ranks send 0 to 3 rows to each other, some of them none at all to themselves.
+            counts = [[(3 * a + 2 * b) % 4 for b in range(size)] for a in range(size)]
+            send = counts[communicator.rank]
+            receive = [row[communicator.rank] for row in counts]
+            rows = torch.randint(-9, 9, (4, sum(send), 2), generator=generator).to(dtype)
+            results.append(communicator.all_to_all(rows.transpose(0, 1), send, receive))
+            results.append(communicator.all_to_all(rows[0, :0], [0] * size, [0] * size))
             large = values.repeat(1, 40, 111)
             results.append(communicator.all_reduce(large.transpose(0, 2)))
         return results

@@ -373,7 +373,7 @@ def test_options_are_validated_by_the_backend_s_settings_class(plugin_site):
         ({"acme": {"width": "x"}}, "backend_options.acme.width='x' must be a valid integer"),
         (
             {"acmee": {"width": 1}},
-            "acme, mha, naive, radix, torch, triton, xgrammar. Nearest: 'acme'.",
+            "all-reduce, all-to-all, mha, naive, radix, torch, triton, xgrammar. Nearest: 'acme'.",
         ),
         ({"radix": {"a": 1}}, "Unknown option 'backend_options.radix.a'. radix has: none."),
         ({"acme": {}, "acme-attn:acme": {}}, "both set options of acme-attn:acme. Keep one."),

@@ -12,6 +12,7 @@ import torch
 
 from minisgl.attention.split import SplitBackend
 from minisgl.bootstrap.attention import choose_attention, create_attention, create_pool
+from minisgl.bootstrap.experts import check_expert_parallel, create_exchange, create_moe
 from minisgl.bootstrap.memory import (
     make_prefill_graphs,
     make_runner,
@@ -26,27 +27,19 @@ from minisgl.engine.memory_plan import MemoryPlan
 from minisgl.errors import DoesNotFitError, ModelLoadError, SettingsError, UnsupportedBackendError
 from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
-from minisgl.layers.base import shard_size
 from minisgl.layers.context import BuildContext
 from minisgl.models.checkpoint import Checkpoint, open_checkpoint
-from minisgl.models.config import ModelConfig, ModelFacts
+from minisgl.models.config import ModelFacts
 from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import fill_dummy, load_weights
 from minisgl.models.progress import progress_bar
-from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.plugins.decisions import Decision, log_decisions
-from minisgl.plugins.failure import creating
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.lazy import load_object
 from minisgl.plugins.model_selection import FASTER_ELSEWHERE, ModelSelection, select_model
 from minisgl.plugins.query import build_query
 from minisgl.plugins.records import BackendQuery
-from minisgl.plugins.selection import (
-    AUTO,
-    explain_ops,
-    select_moe,
-    select_ops,
-)
+from minisgl.plugins.selection import explain_ops, select_ops
 from minisgl.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -98,9 +91,10 @@ def build_engine(
     attention = create_attention(site, pool, chosen, ops, jit)
     if site.device.type == "cuda":
         attention = SplitBackend(attention)  # for prefills that are recorded
-    moe, moe_rows = _create_moe(site, jit)
-    tables = site.model.table, chosen.table, moe_rows, chosen_pool.table, _op_rows(site)
-    log_decisions(chain.from_iterable(tables))
+    moe, moe_rows = create_moe(site, jit, communicator.rank)
+    exchange, exchange_rows = create_exchange(site, communicator)
+    tables = site.model.table, chosen.table, moe_rows, exchange_rows, chosen_pool.table
+    log_decisions(chain(*tables, _op_rows(site)))
     if site.model.warning:
         logger.warning("%s", site.model.warning)
     context = BuildContext(
@@ -112,6 +106,8 @@ def build_engine(
         moe=moe,
         kv_pool=pool,
         max_seq_len=site.max_seq_len,
+        expert_parallel_size=site.query.expert_parallel_size,
+        exchange=exchange,
     )
     model = _build_model(site, context, progress=progress)
     info = _engine_info(site, mixed=mixed, shares=attention.takes_shared_prefixes)
@@ -193,6 +189,7 @@ def survey(settings: Settings, host: PluginHost) -> Site:
             f"offers the architecture{_and_package(checkpoint)}"
         )
     config: ModelFacts = load_object(model.record.config_reader)(checkpoint.hf_config)
+    check_expert_parallel(settings, config)
     dtype = resolve_dtype(settings.model.dtype, config.dtype, device)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     dtype_name = str(dtype).removeprefix("torch.")
@@ -214,6 +211,7 @@ def survey(settings: Settings, host: PluginHost) -> Site:
             kv_dtype=dtype_name,
             page_size=settings.cache.page_size,
             tensor_parallel_size=num_ranks,
+            expert_parallel_size=settings.parallel.expert_parallel_size,
         ),
     )
 
@@ -243,37 +241,6 @@ def _max_seq_len(settings: Settings, config: ModelFacts) -> int:
             f"{config.architecture} was made for; lower it, or leave it out"
         )
     return wanted
-
-
-def _create_moe(site: Site, jit: JitLoader) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
-    settings = site.settings
-    context = moe_context(site, jit)
-    if context is None:
-        if settings.moe.backend != AUTO:
-            site.host.moe.get(settings.moe.backend)  # nothing runs it, but a typo must show
-        return None, ()
-    chosen = select_moe(site.host, site.query, settings.moe.backend, settings.backend_options)
-    with creating("moe", chosen.choice):
-        return chosen.record.create(context, chosen.settings), chosen.table
-
-
-def moe_context(site: Site, jit: JitLoader) -> MoeContext | None:
-    """Return what MoE backends are created with, or ``None`` for a dense model."""
-    settings, config = site.settings, site.config
-    moe = config.moe if isinstance(config, ModelConfig) else None
-    if moe is None or not isinstance(config, ModelConfig):
-        return None
-    return MoeContext(
-        device=site.device,
-        dtype=site.dtype,
-        num_experts=moe.num_experts,
-        top_k=moe.top_k,
-        hidden_size=config.hidden_size,
-        intermediate_size=shard_size(moe.intermediate_size, site.query.tensor_parallel_size),
-        activation=config.activation,
-        max_num_tokens=step_tokens(settings, site.device) + settings.scheduler.max_running_requests,
-        jit=jit,
-    )
 
 
 def _op_rows(site: Site) -> list[Decision]:

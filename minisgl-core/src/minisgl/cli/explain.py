@@ -122,6 +122,7 @@ def _query(
         kv_dtype=dtype,
         page_size=settings.cache.page_size,
         tensor_parallel_size=settings.parallel.tensor_parallel_size,
+        expert_parallel_size=settings.parallel.expert_parallel_size,
     )
     pool = select_kv_pool(host, query, settings.cache.pool, settings.backend_options)
     return replace(query, kv_layout=pool.record.capabilities.kv_layout), model

@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     """Search, and print what was found and where it is."""
     from minisgl.bootstrap import load_host
-    from minisgl.bootstrap.engine import moe_context, survey
+    from minisgl.bootstrap.engine import survey
+    from minisgl.bootstrap.experts import moe_context
     from minisgl.kernel.jit import JitLoader
     from minisgl.moe import TuneRequest
     from minisgl.plugins.failure import creating

@@ -1,11 +1,16 @@
 """Collectives between processes on CPUs, over gloo."""
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 import torch
-from torch._C._distributed_c10d import AllgatherOptions, FileStore  # without a public name
+from torch._C._distributed_c10d import (  # without public names
+    AllgatherOptions,
+    AllToAllOptions,
+    FileStore,
+)
 from torch.distributed import AllreduceOptions, ProcessGroupGloo
 
 from minisgl.distributed.communicator import Communicator
@@ -61,6 +66,8 @@ class GlooCommunicator(Communicator):
         self._reduce_options.timeout = timedelta(seconds=seconds)
         self._gather_options = AllgatherOptions()
         self._gather_options.timeout = timedelta(seconds=seconds)
+        self._swap_options = AllToAllOptions()
+        self._swap_options.timeout = timedelta(seconds=seconds)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, the same bits on each; may reuse ``tensor``'s memory.
@@ -83,6 +90,22 @@ class GlooCommunicator(Communicator):
             EngineLostError: another rank has ended, or is late.
         """
         return torch.cat(self._gather(tensor.contiguous()).unbind(0), dim=dim)
+
+    def all_to_all(
+        self, rows: torch.Tensor, send: Sequence[int], receive: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the rows that all ranks have for this one; see the base class.
+
+        Raises:
+            EngineLostError: another rank has ended, or is late.
+        """
+        rows = rows.contiguous()
+        received = rows.new_empty((sum(receive), *rows.shape[1:]))
+        into, out_of = list(receive), list(send)
+        self._wait(
+            lambda group: group.alltoall_base(received, rows, into, out_of, self._swap_options)
+        )
+        return received
 
     def barrier(self) -> None:
         """Wait until every rank is here.

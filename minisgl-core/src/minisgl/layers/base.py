@@ -26,7 +26,8 @@ class Piece:
         name: of the tensor in the checkpoint.
         shape: of the whole tensor in the checkpoint.
         source: the part of it that this rank takes.
-        target: the part of the weight that it fills.
+        target: the part of the weight that it fills; an empty one, if the tensor must be there and
+            nothing of it is this rank's.
     """
 
     name: str

@@ -8,6 +8,7 @@ from minisgl.attention.interface import AttentionBackend
 from minisgl.distributed.communicator import Communicator
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool
+from minisgl.moe.exchange import ExpertExchange
 from minisgl.moe.interface import MoeBackend
 
 
@@ -21,6 +22,8 @@ class BuildContext:
         ops: the table of small fused operations.
         attention: the attention backend.
         moe: the MoE backend; ``None`` for dense models.
+        expert_parallel_size: groups of ranks that experts are spread over, see ``ExpertPlacement``.
+        exchange: of tokens and results between those groups; ``None`` if there is only one.
         kv_pool: where attention layers store K and V.
         max_seq_len: most tokens of one sequence: the length of position tables.
     """
@@ -33,3 +36,5 @@ class BuildContext:
     moe: MoeBackend | None
     kv_pool: KVCachePool
     max_seq_len: int
+    expert_parallel_size: int = 1
+    exchange: ExpertExchange | None = None

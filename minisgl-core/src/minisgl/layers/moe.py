@@ -8,13 +8,14 @@ from minisgl.layers.gated_mlp import GatedMLP
 from minisgl.layers.linear import Hidden, ReplicatedLinear
 from minisgl.layers.moe_config import MoeConfig
 from minisgl.layers.norm import RMSNorm
+from minisgl.moe.placement import ExpertPlacement
 
 _STACKED = "mlp"
 """The block of experts in checkpoints that hold them as transformers 5 does in memory."""
 
 
 class MoeLayer(Layer):
-    """A sparse mixture of experts (Shazeer et al., 2017), each expert sharded over all ranks.
+    """A sparse mixture of experts (Shazeer et al., 2017), spread over ranks by ``ExpertPlacement``.
 
     Reads, below the ``prefix`` of the decoder layer, the router and a tensor for each expert's
     projections by ``config.names``; or, if the checkpoint has them, ``mlp.gate`` and the stacks
@@ -32,23 +33,26 @@ class MoeLayer(Layer):
         super().__init__()
         assert context.moe is not None, "a model with experts is built with an MoE backend"
         self._backend = context.moe
+        self._exchange = context.exchange
         self._communicator = context.communicator
+        ranks = context.communicator
+        placement = ExpertPlacement(config.num_experts, ranks.size, context.expert_parallel_size)
+        self._experts = placement.experts_of(ranks.rank)
+        self._part, self._num_parts = placement.part_of(ranks.rank), placement.ranks_per_group
         self._renormalize = config.renormalize
         self._hidden_size = hidden_size
         self._config = config
         self._prefix = prefix
-        num_experts = config.num_experts
         self.router = ReplicatedLinear(
-            hidden_size, num_experts, context, f"{prefix}.{config.names.block}.gate"
+            hidden_size, config.num_experts, context, f"{prefix}.{config.names.block}.gate"
         )
-        local = shard_size(config.intermediate_size, context.communicator.size)
+        held, inner = len(self._experts), shard_size(config.intermediate_size, self._num_parts)
+        self._local_inner = inner
         gate_up, down = self._pieces_by_expert()
         self.gate_up = self.declare(
-            "gate_up", (num_experts, 2 * local, hidden_size), gate_up, context, matrix=True
+            "gate_up", (held, 2 * inner, hidden_size), gate_up, context, matrix=True
         )
-        self.down = self.declare(
-            "down", (num_experts, hidden_size, local), down, context, matrix=True
-        )
+        self.down = self.declare("down", (held, hidden_size, inner), down, context, matrix=True)
         self.shared: SharedExpert | None = None
         if config.shared_intermediate_size is not None:
             self.shared = SharedExpert(
@@ -57,15 +61,20 @@ class MoeLayer(Layer):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[T, hidden]`` to the same shape, summed over the ranks."""
+        logits = self.router.forward(hidden)
+        partial = None if self.shared is None else self.shared.partial(hidden)
+        if self._exchange is not None:
+            weights, experts = self._backend.route(logits, renormalize=self._renormalize)
+            tokens = self._exchange.dispatch(hidden, weights, experts)
+            out = self._backend.run_experts(
+                tokens.hidden, tokens.weights, tokens.experts, self.gate_up, self.down
+            )
+            return self._exchange.combine(out, tokens, partial)
         out = self._backend.forward(
-            hidden,
-            self.router.forward(hidden),
-            self.gate_up,
-            self.down,
-            renormalize=self._renormalize,
+            hidden, logits, self.gate_up, self.down, renormalize=self._renormalize
         )
-        if self.shared is not None:
-            out = out + self.shared.partial(hidden)
+        if partial is not None:
+            out = out + partial
         return out if self._communicator.size == 1 else self._communicator.all_reduce(out)
 
     def after_norm(
@@ -86,24 +95,29 @@ class MoeLayer(Layer):
             self.adopt("down", self.down, down)
 
     def _pieces_by_expert(self) -> tuple[list[Piece], list[Piece]]:
-        """Return what fills gate and up, and what fills down, from a tensor for each expert."""
+        """Return what fills gate and up, and what fills down, from a tensor for each expert.
+
+        Experts of other ranks are among them, and fill nothing: the checkpoint must have all.
+        """
         names, inner, hidden = self._config.names, self._config.intermediate_size, self._hidden_size
-        taken, every = slice(*self._inner_range()), slice(0, hidden)
         gate_up, down = [], []
         for expert in range(self._config.num_experts):
             name = f"{self._prefix}.{names.block}.experts.{expert}"
-            for projection, rows in zip((names.gate, names.up), self._gate_up_rows(), strict=True):
-                shape = (inner, hidden)
+            held = expert in self._experts
+            place = expert - self._experts.start if held else 0
+            taken = slice(*self._inner_range()) if held else slice(0, 0)
+            for projection, first in ((names.gate, 0), (names.up, self._local_inner)):
+                rows = slice(first, first + taken.stop - taken.start)
                 gate_up.append(
-                    Piece(f"{name}.{projection}.weight", shape, (taken,), (expert, rows))
+                    Piece(f"{name}.{projection}.weight", (inner, hidden), (taken,), (place, rows))
                 )
-            columns = slice(0, taken.stop - taken.start)
+            every, columns = slice(0, hidden), slice(0, taken.stop - taken.start)
             down.append(
                 Piece(
                     f"{name}.{names.down}.weight",
                     (hidden, inner),
                     (every, taken),
-                    (expert, every, columns),
+                    (place, every, columns),
                 )
             )
         return gate_up, down
@@ -112,21 +126,25 @@ class MoeLayer(Layer):
         """Return the same from the two tensors that stack all experts."""
         experts, inner = self._config.num_experts, self._config.intermediate_size
         start, stop = self._inner_range()
-        all_experts, every = slice(0, experts), slice(0, self._hidden_size)
+        held, places = slice(self._experts.start, self._experts.stop), slice(0, len(self._experts))
+        every = slice(0, self._hidden_size)
         gate_up = [
             Piece(
                 self._stack("gate_up_proj"),
                 (experts, 2 * inner, self._hidden_size),
-                (all_experts, slice(offset + start, offset + stop)),
-                (all_experts, rows),
+                (held, slice(offset + start, offset + stop)),
+                (places, rows),
             )
-            for offset, rows in zip((0, inner), self._gate_up_rows(), strict=True)
+            for offset, rows in (
+                (0, slice(0, stop - start)),
+                (inner, slice(self._local_inner, self._local_inner + stop - start)),
+            )
         ]
         down = Piece(
             self._stack("down_proj"),
             (experts, self._hidden_size, inner),
-            (all_experts, every, slice(start, stop)),
-            (all_experts, every, slice(0, stop - start)),
+            (held, every, slice(start, stop)),
+            (places, every, slice(0, stop - start)),
         )
         return gate_up, [down]
 
@@ -135,14 +153,7 @@ class MoeLayer(Layer):
 
     def _inner_range(self) -> tuple[int, int]:
         """Return the inner elements of an expert that this rank takes."""
-        ranks = self._communicator
-        return shard_range(self._config.intermediate_size, ranks.rank, ranks.size)
-
-    def _gate_up_rows(self) -> tuple[slice, slice]:
-        """Return where gate's rows of this rank go, and up's."""
-        start, stop = self._inner_range()
-        local = shard_size(self._config.intermediate_size, self._communicator.size)
-        return slice(0, stop - start), slice(local, local + stop - start)
+        return shard_range(self._config.intermediate_size, self._part, self._num_parts)
 
 
 class SharedExpert(Layer):

@@ -55,6 +55,8 @@ def fill_dummy(model: Layer, seed: int) -> None:
     for weight in model.weights():
         for piece in weight.pieces:
             part = weight.tensor[piece.target]
+            if not part.numel():
+                continue
             if weight.dummy == "normal":
                 part.copy_(_draw(piece, weight.tensor, seed)[piece.source])
             else:

@@ -1,4 +1,4 @@
-"""Routed experts: the interface, and core's own reference backend.
+"""Routed experts: the interfaces of backends and of exchanges between ranks, and core's own.
 
 Names load lazily, so that plugins can name this package without importing torch.
 """
@@ -7,11 +7,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from minisgl.moe.exchange import DispatchedTokens, ExchangeContext, ExpertExchange
     from minisgl.moe.interface import MoeBackend, MoeContext, TuneRequest
+    from minisgl.moe.placement import ExpertPlacement
 
-__all__ = ["MoeBackend", "MoeContext", "TuneRequest"]
+__all__ = [
+    "DispatchedTokens",
+    "ExchangeContext",
+    "ExpertExchange",
+    "ExpertPlacement",
+    "MoeBackend",
+    "MoeContext",
+    "TuneRequest",
+]
 
-_LAZY = dict.fromkeys(__all__, "minisgl.moe.interface")
+_LAZY = {
+    "DispatchedTokens": "minisgl.moe.exchange",
+    "ExchangeContext": "minisgl.moe.exchange",
+    "ExpertExchange": "minisgl.moe.exchange",
+    "ExpertPlacement": "minisgl.moe.placement",
+    "MoeBackend": "minisgl.moe.interface",
+    "MoeContext": "minisgl.moe.interface",
+    "TuneRequest": "minisgl.moe.interface",
+}
 
 
 def __getattr__(name: str) -> object:

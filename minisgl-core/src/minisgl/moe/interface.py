@@ -127,7 +127,7 @@ class MoeBackend(ABC):
         this adds up the ranks' sums.
 
         Args:
-            hidden: ``[T, hidden_size]``; ``T`` may be 0.
+            hidden: ``[T, hidden_size]``; ``T`` may be 0 behind an ``ExpertExchange``.
             weights: float32, ``[T, top_k]``.
             experts: int32, ``[T, top_k]``; those not in ``local_experts``, and -1, are skipped.
             gate_up: ``[num_local, 2 * intermediate_size, hidden_size]``, gate rows first.

@@ -12,12 +12,14 @@ from minisgl.parsing import families
 from minisgl.parsing.tools_json import HermesCalls, Llama3Calls, MistralCalls
 from minisgl.parsing.tools_pythonic import PythonicCalls
 from minisgl.parsing.tools_xml import Qwen3CoderCalls
+from minisgl.plugins import experts
 from minisgl.plugins.hookspecs import hookimpl
 from minisgl.plugins.measured_ranks import RANKS
 from minisgl.plugins.records import (
     AttentionBackendRecord,
     BackendQuery,
     Capabilities,
+    ExpertExchangeRecord,
     GrammarBackendRecord,
     KVPoolRecord,
     MoeBackendRecord,
@@ -33,7 +35,6 @@ from minisgl.plugins.records import (
 if TYPE_CHECKING:
     from minisgl.attention.interface import AttentionBackend, AttentionContext
     from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
-    from minisgl.moe.interface import MoeBackend, MoeContext
     from minisgl.structured.interface import GrammarBackend, GrammarContext
 
 
@@ -118,12 +119,6 @@ def _create_attention(context: "AttentionContext", settings: NoSettings) -> "Att
     from minisgl.attention.torch_backend import TorchAttentionBackend
 
     return TorchAttentionBackend(context)
-
-
-def _create_moe(context: "MoeContext", settings: NoSettings) -> "MoeBackend":  # noqa: ARG001
-    from minisgl.moe.torch_backend import TorchMoeBackend
-
-    return TorchMoeBackend(context)
 
 
 def _create_mha_pool(spec: "KVPoolSpec", settings: NoSettings) -> "KVCachePool":  # noqa: ARG001
@@ -229,16 +224,13 @@ def minisgl_attention_backends() -> Iterable[AttentionBackendRecord[Any]]:
 @hookimpl
 def minisgl_moe_backends() -> Iterable[MoeBackendRecord[Any]]:
     """Offer the torch reference: a loop over experts."""
-    return [
-        MoeBackendRecord(
-            name="torch",
-            summary="Reference in plain torch: a loop over experts",
-            settings_type=NoSettings,
-            probe=_reference,
-            create=_create_moe,
-            capabilities=Capabilities(mixed_batches=True, sliding_window=True, logit_soft_cap=True),
-        )
-    ]
+    return experts.BACKENDS
+
+
+@hookimpl
+def minisgl_expert_exchanges() -> Iterable[ExpertExchangeRecord[Any]]:
+    """Offer exchanges out of a communicator's collectives."""
+    return experts.EXCHANGES
 
 
 @hookimpl

@@ -13,6 +13,7 @@ import pluggy
 
 from minisgl.plugins.records import (
     AttentionBackendRecord,
+    ExpertExchangeRecord,
     GrammarBackendRecord,
     KVPoolRecord,
     ModelRecord,
@@ -42,6 +43,11 @@ class HookSpecs:
     @hookspec
     def minisgl_moe_backends(self) -> Iterable[MoeBackendRecord[Any]]:
         """Offer MoE backends. Once per process, before a device is touched; may raise."""
+        return ()
+
+    @hookspec
+    def minisgl_expert_exchanges(self) -> Iterable[ExpertExchangeRecord[Any]]:
+        """Offer exchanges between ranks with different experts. Once per process; may raise."""
         return ()
 
     @hookspec

@@ -23,6 +23,7 @@ from minisgl.plugins.hookspecs import HookSpecs
 from minisgl.plugins.loading import RECORD_HOOKS, LoadedPlugin, load_plugin
 from minisgl.plugins.records import (
     AttentionBackendRecord,
+    ExpertExchangeRecord,
     GrammarBackendRecord,
     KVPoolRecord,
     ModelRecord,
@@ -65,7 +66,7 @@ class PluginHost:
     Attributes:
         plugins: every installed plugin in distribution order.
         failures: those that could not be loaded.
-        attention, moe, ops, kv_pools, prefix_caches, models, grammars, tool_parsers,
+        attention, moe, exchanges, ops, kv_pools, prefix_caches, models, grammars, tool_parsers,
             reasoning_parsers: what the others offer. Models are registered by architecture, ops
             as ``OP.NAME``.
         observer_errors: exceptions of observers, counted by (distribution, hook).
@@ -86,6 +87,9 @@ class PluginHost:
         )
         self.moe: Registry[MoeBackendRecord[Any]] = Registry(
             "moe.backend", self._offers("minisgl_moe_backends"), left_out
+        )
+        self.exchanges: Registry[ExpertExchangeRecord[Any]] = Registry(
+            "moe.exchange", self._offers("minisgl_expert_exchanges"), left_out
         )
         self.ops: Registry[OpRecord] = Registry("op", self._offers("minisgl_ops"), left_out)
         self.kv_pools: Registry[KVPoolRecord[Any]] = Registry(
@@ -116,6 +120,7 @@ class PluginHost:
         return {
             "attention": self.attention,
             "moe": self.moe,
+            "exchanges": self.exchanges,
             "ops": self.ops,
             "kv_pools": self.kv_pools,
             "prefix_caches": self.prefix_caches,

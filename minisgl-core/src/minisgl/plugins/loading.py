@@ -23,6 +23,7 @@ from minisgl.plugins.hookspecs import HookSpecs
 from minisgl.plugins.records import (
     AttentionBackendRecord,
     Capabilities,
+    ExpertExchangeRecord,
     GrammarBackendRecord,
     KVPoolRecord,
     ModelRecord,
@@ -36,6 +37,7 @@ from minisgl.plugins.records import (
 RECORD_HOOKS: dict[str, type] = {
     "minisgl_attention_backends": AttentionBackendRecord,
     "minisgl_moe_backends": MoeBackendRecord,
+    "minisgl_expert_exchanges": ExpertExchangeRecord,
     "minisgl_models": ModelRecord,
     "minisgl_ops": OpRecord,
     "minisgl_kv_pools": KVPoolRecord,

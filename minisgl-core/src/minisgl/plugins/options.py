@@ -71,7 +71,8 @@ def validate_backend_options(host: PluginHost, options: Options) -> None:
 
 def _offers(host: PluginHost) -> Iterator[Offer[Any]]:
     """Yield the offers of every kind that has settings."""
-    for registry in (host.attention, host.moe, host.kv_pools, host.prefix_caches, host.grammars):
+    backends = (host.attention, host.moe, host.exchanges, host.kv_pools)
+    for registry in (*backends, host.prefix_caches, host.grammars):
         yield from registry
 
 

@@ -13,6 +13,7 @@ def build_query(
     kv_dtype: str,
     page_size: int,
     tensor_parallel_size: int = 1,
+    expert_parallel_size: int = 1,
 ) -> BackendQuery:
     """Return what one rank's backends must run on; arguments as ``BackendQuery`` describes them.
 
@@ -38,4 +39,5 @@ def build_query(
         logit_soft_cap=config.logit_soft_cap,
         num_experts=moe.num_experts if moe is not None else 0,
         tensor_parallel_size=tensor_parallel_size,
+        expert_parallel_size=expert_parallel_size,
     )

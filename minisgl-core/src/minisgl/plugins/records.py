@@ -15,6 +15,7 @@ from minisgl.request import ReasoningTags
 if TYPE_CHECKING:
     from minisgl.attention.interface import AttentionBackend, AttentionContext
     from minisgl.kvcache.interface import KVCachePool, KVPoolSpec, PrefixCache
+    from minisgl.moe.exchange import ExchangeContext, ExpertExchange
     from minisgl.moe.interface import MoeBackend, MoeContext, TuneRequest
     from minisgl.parsing.interface import ParserContext, TextParser
     from minisgl.structured.interface import GrammarBackend, GrammarContext
@@ -50,6 +51,7 @@ class BackendQuery:
         logit_soft_cap: whether any layer uses one.
         num_experts: routed experts a layer; 0 for a dense model.
         tensor_parallel_size: number of ranks.
+        expert_parallel_size: groups of them that experts are spread over.
     """
 
     device: str
@@ -64,6 +66,7 @@ class BackendQuery:
     logit_soft_cap: bool = False
     num_experts: int = 0
     tensor_parallel_size: int = 1
+    expert_parallel_size: int = 1
     kv_layout: KVLayout = "NHD"
 
 
@@ -149,6 +152,20 @@ class MoeBackendRecord(Generic[SettingsT]):
     create: "Callable[[MoeContext, SettingsT], MoeBackend]"
     capabilities: Capabilities = field(default_factory=Capabilities)
     tune: "Callable[[MoeContext, TuneRequest], str] | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertExchangeRecord(Generic[SettingsT]):
+    """An exchange of tokens between ranks that hold different experts, on offer.
+
+    The larger of its two ranks counts; one is created only under expert parallelism.
+    """
+
+    name: str
+    summary: str
+    settings_type: type[SettingsT]
+    probe: Callable[[BackendQuery], Supported | Unsupported]
+    create: "Callable[[ExchangeContext, SettingsT], ExpertExchange]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

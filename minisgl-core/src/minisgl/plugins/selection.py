@@ -19,6 +19,7 @@ from minisgl.plugins.pairs import check_pair
 from minisgl.plugins.records import (
     AttentionBackendRecord,
     BackendQuery,
+    ExpertExchangeRecord,
     KVPoolRecord,
     MoeBackendRecord,
     OpRecord,
@@ -158,6 +159,19 @@ def select_moe(
     return _select(host, host.moe, "moe", query=query, choice=choice, options=backend_options or {})
 
 
+def select_exchange(
+    host: PluginHost,
+    query: BackendQuery,
+    choice: str = AUTO,
+    backend_options: Options | None = None,
+) -> Selection[ExpertExchangeRecord[Any]]:
+    """Choose the exchange of experts; arguments and errors as for ``select_attention``."""
+    return _select(
+        host, host.exchanges, "moe.exchange", query=query, choice=choice,
+        options=backend_options or {},
+    )  # fmt: skip
+
+
 def select_kv_pool(
     host: PluginHost,
     query: BackendQuery,
@@ -258,8 +272,14 @@ def explain_attention(
 
 
 def explain_moe(host: PluginHost, query: BackendQuery) -> tuple[Decision, ...]:
-    """Return what ``auto`` would decide, without settings, and without failing."""
-    return _explain(host.moe, "moe", query, "any")
+    """Return what ``auto`` would decide, without settings, and without failing.
+
+    Exchanges are among it if experts are spread over ranks.
+    """
+    table = _explain(host.moe, "moe", query, "any")
+    if query.expert_parallel_size == 1:
+        return table
+    return (*table, *_explain(host.exchanges, "moe.exchange", query, "any"))
 
 
 def _select(

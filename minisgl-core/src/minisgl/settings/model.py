@@ -7,37 +7,20 @@ instance means the same in every process.
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
+from minisgl.settings.lists import Names, Secrets
+
 ENV_PREFIX = "MINISGL_"
 ENV_DELIMITER = "__"
 
-
-def _split_commas(value: object) -> object:
-    """Let the environment and ``--set`` write a list as ``a,b``."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _split_secrets(value: object) -> object:
-    """Read ``a,b``; what is empty, as a variable that was never set, must not mean "none"."""
-    parts = _split_commas(value)
-    if isinstance(value, str) and not parts:
-        raise ValueError("must hold a key; leave the setting out if none shall be needed")
-    return parts
-
-
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_secrets)]
 
 MAX_SECONDS = 86400
 """Longest time that a setting may give."""
@@ -163,9 +146,14 @@ class AttentionSettings(Section):
 
 
 class MoeSettings(Section):
-    """The backend of routed experts."""
+    """The backend of routed experts, and how ranks exchange tokens for them."""
 
     backend: str = Field("auto", min_length=1, description="MoE backend: auto or a name.")
+    exchange: str = Field(
+        "auto",
+        min_length=1,
+        description="Exchange between ranks with different experts: auto or a name.",
+    )
 
 
 class CacheSettings(Section):
@@ -239,6 +227,14 @@ class ParallelSettings(Section):
         le=64,
         description="Ranks that share each layer; on a CPU each is a process of its own. "
         "The model's attention heads and KV heads must fit them: SmolLM2's 9 and 3 allow 1, 3, 9.",
+    )
+    expert_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Groups of those ranks that experts are spread over: each holds an equal share,"
+        " and its ranks share each expert. It must divide tensor_parallel_size and the number of"
+        " experts.",
     )
     timeout: float = Field(
         10.0,

@@ -1,7 +1,7 @@
 """Tensor parallelism in one process, for tests: one thread a rank."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -35,6 +35,18 @@ class ThreadCommunicator(Communicator):
     def all_gather(self, tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Return all ranks' tensors, concatenated along ``dim``."""
         return torch.cat(self._exchange(tensor), dim=dim)
+
+    def all_to_all(
+        self, rows: torch.Tensor, send: Sequence[int], receive: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the rows that all ranks have for this one, in the order of ranks."""
+        counts = self._exchange(torch.tensor(send))
+        parts = []
+        for sent, its_rows in zip(counts, self._exchange(rows), strict=True):
+            first = int(sent[: self.rank].sum())
+            parts.append(its_rows[first : first + int(sent[self.rank])])
+        assert [len(part) for part in parts] == list(receive), "ranks disagree about the rows"
+        return torch.cat(parts)
 
     def _exchange(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         board = self._board
