@@ -12,6 +12,7 @@ import torch
 from minisgl.bootstrap import build_scheduler, memory
 from minisgl.bootstrap import engine as bootstrap_engine
 from minisgl.bootstrap.memory import make_runner, plan_pool, rehearsed
+from minisgl.bootstrap.stages import Stages
 from minisgl.engine.control_state import control_bytes
 from minisgl.engine.info import EngineInfo
 from minisgl.engine.memory_plan import DeviceMemory, Needs
@@ -315,7 +316,7 @@ def test_every_kernel_runs_before_the_first_request_with_or_without_graphs(
     engine: Any = SimpleNamespace(info=info_of(20), state=None, warm_up=warm_up)
     settings = settings_for(max_prefill_tokens=most, cuda_graph_max_rows=0)
     on_device = replace(context, device=torch.device(device))
-    bootstrap_engine._warm_up(engine, settings, model, on_device, progress=False)
+    bootstrap_engine._warm_up(engine, settings, model, on_device, Stages(), progress=False)
     assert warmed_up == expected
 
 

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import chain
@@ -20,6 +19,7 @@ from minisgl.bootstrap.memory import (
     rehearsed,
     step_tokens,
 )
+from minisgl.bootstrap.stages import Stages
 from minisgl.distributed.communicator import Communicator, SingleCommunicator
 from minisgl.engine.engine import Engine
 from minisgl.engine.info import EngineInfo
@@ -76,7 +76,7 @@ def build_engine(
     Raises:
         MinisglError: see ``build_scheduler``.
     """
-    began = time.perf_counter()
+    stages = Stages()
     communicator = communicator or SingleCommunicator()
     settings = site.settings
     pool, chosen_pool = create_pool(site)
@@ -109,20 +109,22 @@ def build_engine(
         expert_parallel_size=site.query.expert_parallel_size,
         exchange=exchange,
     )
+    stages.done("backends")
     model = _build_model(site, context, progress=progress)
+    stages.done("weights")
     info = _engine_info(site, mixed=mixed, shares=attention.takes_shared_prefixes)
     with rehearsed(settings, model, context, info) as needs:
         plan = plan_pool(
             settings, model, pool, communicator, max_seq_len=site.max_seq_len, needs=needs
         )
     pool.allocate(plan.num_pages + 1)
+    stages.done("trial steps")
     logger.info("memory of %s:\n%s", site.device, plan.table())
     info = _limited(info, site, plan)
     engine = Engine(model, attention, info, site.device, ops, nvtx=settings.engine.nvtx)
-    _warm_up(engine, settings, model, context, progress=progress)
+    _warm_up(engine, settings, model, context, stages, progress=progress)
     jit.seal()
-    took = time.perf_counter() - began
-    logger.info("%s is ready after %.1f s", site.config.architecture, took)
+    logger.info("%s is ready after %s", site.config.architecture, stages)
     return engine
 
 
@@ -283,6 +285,7 @@ def _warm_up(
     settings: Settings,
     model: BaseLLMModel,
     context: BuildContext,
+    stages: Stages,
     *,
     progress: bool,
 ) -> None:
@@ -296,17 +299,20 @@ def _warm_up(
     for num_tokens in sorted({min(size, most) for size in sizes & {1, 16}}):
         for filtered, controlled in ((True, False), (False, True), (True, True)):
             engine.warm_up(num_tokens, filtered=filtered, controlled=controlled)
+    stages.done("warm-up")
     runner = make_runner(settings, model, context, engine)
     if runner is None:
         return
     engine.record_graphs(
         runner, lambda sizes: progress_bar(sizes, "Recording CUDA graphs", show=progress)
     )
+    stages.done("decode graphs")
     prefills = make_prefill_graphs(settings, model, context, engine=engine)
     if prefills is not None:
         engine.record_prefills(
             prefills, lambda sizes: progress_bar(sizes, "Recording prefills", show=progress)
         )
+    stages.done("prefill graphs")
 
 
 def _engine_info(site: Site, *, mixed: bool, shares: bool) -> EngineInfo:
