@@ -86,6 +86,7 @@ def test_the_rule_of_thumb_has_a_launch_for_every_number_that_fits(experts, top_
     launches = rule_of_thumb(key, top_k, shared)
     assert [launch.tokens for launch in launches] == list(TOKENS)
     assert isinstance(launches[0], Few)
+    assert not any(isinstance(one, Few) and one.tokens * top_k > experts for one in launches[1:])
     rows = [launch.rows for launch in launches if isinstance(launch, Grouped)]
     assert rows == sorted(rows)
     assert set(rows) <= {16, 32, 64, 128}

@@ -19,8 +19,8 @@ from minisgl.errors import SettingsError
 TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Numbers of tokens that are tuned; another number takes the next larger one's launch."""
 
-_FEW_ASSIGNMENTS: Final = 32
-"""Up to so many the rule of thumb does not sort."""
+_FEW_OF: Final = 4
+"""Up to one assignment for so many experts the rule of thumb does not sort: few share one."""
 
 _LEAST_ROWS, _MOST_ROWS = 16, 128
 
@@ -185,7 +185,7 @@ def rule_of_thumb(key: Key, top_k: int, shared: int) -> tuple[Launch, ...]:
 
 
 def _guess(key: Key, top_k: int, tokens: int, shared: int) -> Launch:
-    if tokens * top_k <= _FEW_ASSIGNMENTS:
+    if tokens == 1 or tokens * top_k <= key.experts // _FEW_OF:
         return Few(
             tokens=tokens,
             gate_up=Columns(outputs=4, inputs=2048, warps=8),

@@ -126,9 +126,10 @@ class Search:
             routed.append(Routed(experts, weights, context.local_experts.start))
         hidden = self._random(tokens, context.hidden_size)
         ways: list[Callable[[float | None], Launch]] = []
-        if tokens * context.top_k <= candidates.MOST_FEW_ASSIGNMENTS:
+        mean = tokens * context.top_k / context.num_experts
+        if mean <= candidates.MOST_FEW or tokens == 1:
             ways.append(partial(self._few, hidden, routed))
-        rows = candidates.tile_rows(tokens * context.top_k / context.num_experts)
+        rows = candidates.tile_rows(mean)
         if deadline is not None:
             rows = rows[:2]
         ways += [partial(self._grouped, hidden, routed, one) for one in rows]
