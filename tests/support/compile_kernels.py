@@ -59,14 +59,9 @@ def compile_all(capability: int) -> None:
 
 def call_all(dtype: torch.dtype) -> None:
     from minisgl.kernel import triton as ops
-    from minisgl.kernel.triton.attention import (
-        Cut,
-        PagedRows,
-        Scores,
-        longest_first,
-        paged_decode,
-        paged_prefill,
-    )
+    from minisgl.kernel.triton.attention import Cut, longest_first, paged_decode
+    from minisgl.kernel.triton.attention_step import PagedRows, Scores
+    from minisgl.kernel.triton.prefill_attention import paged_prefill
     from minisgl.kernel.triton.shared_prefix import shared_decode
 
     x, gated = torch.empty(4, 1024, dtype=dtype), torch.empty(4, 6144, dtype=dtype)

@@ -1,7 +1,7 @@
 """Attention through our own Triton kernels: NVIDIA GPUs from capability 8.0, no other package.
 
 Nothing is planned: kernels read lengths and pages on the device, so a decode graph is replayed as
-it is. See ``minisgl.kernel.triton.attention``.
+it is. See ``minisgl.kernel.triton.attention``, ``prefill_attention`` and ``shared_prefix`` there.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,9 @@ import torch
 from minisgl.attention.batch import Batch, SharedPrefixes
 from minisgl.attention.interface import AttentionBackend, AttentionContext, AttentionLayerSpec
 from minisgl.kernel.triton import attention as kernels
-from minisgl.kernel.triton.attention import Cut, PagedRows, Scores
+from minisgl.kernel.triton.attention import Cut
+from minisgl.kernel.triton.attention_step import PagedRows, Scores
+from minisgl.kernel.triton.prefill_attention import paged_prefill
 from minisgl.kernel.triton.shared_prefix import choose_prefix_splits, shared_decode
 
 _MULTIPROCESSORS_ELSEWHERE = 16
@@ -106,9 +108,7 @@ class TritonAttentionBackend(AttentionBackend):
             assert plan.query_ends is not None
             rows = q[plan.num_decode_rows :]
             parts.append(
-                kernels.paged_prefill(
-                    rows, *pool, plan.prefill, scores, plan.query_ends, self._most_rows
-                )
+                paged_prefill(rows, *pool, plan.prefill, scores, plan.query_ends, self._most_rows)
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

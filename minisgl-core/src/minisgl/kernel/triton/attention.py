@@ -1,14 +1,13 @@
-"""Paged attention: decode rows in splits along their tokens, prompts in tiles of their queries.
+"""Paged attention of decode rows, in shares along their tokens.
 
-A decode program takes one KV head of one row, with all of its query heads at once, and a share of
-the row's tokens (split-KV: Dao et al., 2023, Flash-Decoding); what the shares found is merged by a
-second kernel. A prefill program takes one query head of a tile of one row's queries and goes over
-the keys that these see (FlashAttention-2, Dao, 2023). Both look pages up themselves: nothing is
-planned on the host, and the lengths of rows are read on the device.
+A program takes one KV head of one row, with all of its query heads at once, and a share of the
+row's tokens (split-KV: Dao et al., 2023, Flash-Decoding); what the shares found is merged by a
+second kernel. It looks pages up itself: nothing is planned on the host, and the lengths of rows are
+read on the device.
 
 Measured on an H200 that reads 4.39 TB/s, K and V read by decode: 256 rows of 450 to 1350 tokens
 with 16/8 heads of 128 4.25 TB/s at page size 16 and 4.29 at 64, 64 such rows 3.75, one row of
-32,768 tokens 3.2. Prefill of 8,192 tokens with 32/8 heads: 490 TFLOP/s.
+32,768 tokens 3.2.
 
 Compiled per dtype, heads, head dim, page size, window and cap, never per number of rows or tokens.
 """
@@ -19,11 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernel.triton.attention_step import LOG2_E, PagedRows, Scores, Tile, attend_step
 from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
-
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-_LOG2_E = 1.4426950408889634
 
 _MOST_SPLITS = 32
 _FEW_ROWS, _WHOLE_ROWS, _MANY_ROWS = 0.42, 1.65, 3.2
@@ -31,41 +28,6 @@ _FEW_ROWS, _WHOLE_ROWS, _MANY_ROWS = 0.42, 1.65, 3.2
 _ORDERED_ROWS = 16
 _LEAST_ROWS = 16
 """Of a tensor core's operand: fewer query heads are padded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagedRows:
-    """Rows of the pool that queries see.
-
-    Attributes:
-        page_table: int32 ``[table rows, width]``.
-        rows: int64 ``[R]``: rows of the table.
-        kv_lens: int32 ``[R]``: tokens of each, at least 1.
-        page_size: tokens a page.
-        order: int32 ``[R]``: which row is attended to first, second and so on: see
-            ``longest_first``; ``None``: the first, the second.
-    """
-
-    page_table: torch.Tensor
-    rows: torch.Tensor
-    kv_lens: torch.Tensor
-    page_size: int
-    order: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """How scores are made of products.
-
-    Attributes:
-        scale: what products are multiplied with.
-        window: a query sees so many tokens, itself included; 0: all before it.
-        cap: scores become ``cap * tanh(score / cap)``; 0 leaves them.
-    """
-
-    scale: float
-    window: int = 0
-    cap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +125,7 @@ def launch_decode(
         q, k_pool, v_pool, paged.page_table, paged.rows, paged.kv_lens,
         paged.kv_lens if shares.starts is None else shares.starts,
         paged.kv_lens if paged.order is None else paged.order, shares.partial, shares.sums,
-        scores.scale * _LOG2_E, *factors(q.stride(0)), q.stride(1), paged.page_table.stride(0),
+        scores.scale * LOG2_E, *factors(q.stride(0)), q.stride(1), paged.page_table.stride(0),
         num_kv_heads, group, max(_LEAST_ROWS, triton.next_power_of_2(group)),
         head_dim, triton.next_power_of_2(head_dim), paged.page_size, tile.keys,
         scores.window, scores.cap, shares.own + shares.shared > 1, shares.shared,
@@ -182,45 +144,6 @@ def launch_merge(shares: Shares, out: torch.Tensor) -> None:
         num_shares, num_q_heads, head_dim, triton.next_power_of_2(head_dim), block, shares.shared,
         num_warps=4, launch_pdl=OVERLAP,
     )  # fmt: skip
-
-
-def paged_prefill(
-    q: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    paged: PagedRows,
-    scores: Scores,
-    query_ends: torch.Tensor,
-    most_rows: int,
-) -> torch.Tensor:
-    """Attend with several queries a row, the last ones of its tokens, causally.
-
-    Args:
-        q: ``[T, q_heads, d]``, any stride of a token; tokens of a row lie together.
-        k_pool: keys of a layer, ``[slots, kv_heads, d]``, contiguous.
-        v_pool: values, the same.
-        paged: the rows.
-        scores: of the layer.
-        query_ends: int32 ``[R + 1]``: 0, and where each row's queries end.
-        most_rows: R is never larger: programs look for their row among so many.
-
-    Returns:
-        ``[T, q_heads, d]``, contiguous.
-    """
-    num_tokens, num_q_heads, head_dim = q.shape
-    num_rows = query_ends.shape[0] - 1
-    out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
-    tile = _prefill_tile(q.dtype, head_dim)
-    num_tiles = num_tokens // tile.queries + num_rows  # as many as there can be
-    _prefill_kernel[(num_q_heads, num_tiles)](
-        q, k_pool, v_pool, paged.page_table, paged.rows, paged.kv_lens, query_ends, out,
-        scores.scale * _LOG2_E, num_rows, *factors(q.stride(0)), q.stride(1),
-        paged.page_table.stride(0), num_q_heads, k_pool.shape[1],
-        head_dim, triton.next_power_of_2(head_dim), paged.page_size,
-        tile.queries, tile.keys, triton.next_power_of_2(most_rows), scores.window, scores.cap,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=OVERLAP,
-    )  # fmt: skip
-    return out
 
 
 def longest_first(kv_lens: torch.Tensor, order: torch.Tensor) -> None:
@@ -255,88 +178,10 @@ def choose_cut(num_rows: int, num_kv_heads: int, num_multiprocessors: int) -> Cu
     return Cut(min(_MOST_SPLITS, 2 * at_once // programs))
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """Queries of a program, keys of one of its steps, warps and pipeline stages."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-def _decode_tile(dtype: torch.dtype, head_dim: int, *, wide: bool) -> _Tile:
+def _decode_tile(dtype: torch.dtype, head_dim: int, *, wide: bool) -> Tile:
     if dtype == torch.float32 or head_dim > 128:
-        return _Tile(1, 32, 4, 3)
-    return _Tile(1, 128, 4, 2) if wide else _Tile(1, 64, 4, 3)
-
-
-def _prefill_tile(dtype: torch.dtype, head_dim: int) -> _Tile:
-    if dtype == torch.float32:
-        return _Tile(32, 32, 4, 2)
-    if head_dim > 128:
-        return _Tile(64, 32, 4, 2)
-    return _Tile(128, 64, 4, 2)
-
-
-@triton.jit
-def _dot(a, b, total):
-    """Return ``a @ b + total`` in float32, exact products of float32 included."""
-    if _INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision="ieee")
-
-
-@triton.jit
-def _step(
-    q, k_ptr, v_ptr, table_ptr, head, dims, query_places, keys, limit, state_max, state_sum, total,
-    scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, CAUSAL: tl.constexpr, ALL: tl.constexpr,
-):  # fmt: skip
-    """Take the scores of some keys into the running maximum, sum and weighted values.
-
-    With ``ALL`` every query sees every one of these keys; otherwise keys end at ``limit``.
-    """
-    inside = keys < limit
-    if ALL:
-        pages = tl.load(table_ptr + keys // PAGE)
-    else:
-        pages = tl.load(table_ptr + keys // PAGE, mask=inside, other=0)
-    slots = pages.to(tl.int64) * PAGE + keys % PAGE
-    places = (slots * KV_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
-    # What lies behind a row's last token may be no number, and 0 times that is none either.
-    if ALL:
-        if dims.shape[0] == HEAD_DIM:
-            k = tl.load(k_ptr + places)
-            v = tl.load(v_ptr + places)
-        else:
-            k = tl.load(k_ptr + places, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-            v = tl.load(v_ptr + places, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-    else:
-        mask = inside[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(k_ptr + places, mask=mask, other=0.0)
-        v = tl.load(v_ptr + places, mask=mask, other=0.0)
-    zero = tl.zeros((q.shape[0], keys.shape[0]), tl.float32)
-    scores = _dot(q, tl.trans(k), zero) * scale
-    if CAP > 0:
-        limit_of_scores = CAP * 1.4426950408889634
-        bent = 2 / (1 + tl.exp2(-2 * scores / CAP)) - 1
-        scores = limit_of_scores * bent
-    if not ALL:
-        seen = inside[None, :]
-        if CAUSAL:
-            seen = seen & (keys[None, :] <= query_places[:, None])
-        if WINDOW > 0:
-            seen = seen & (keys[None, :] > query_places[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-    highest = tl.maximum(state_max, tl.max(scores, axis=1))
-    # Of a query that has seen nothing yet all weights are 0, not those of -inf minus -inf.
-    base = tl.where(highest == float("-inf"), 0.0, highest)
-    weights = tl.exp2(scores - base[:, None])
-    kept = tl.exp2(state_max - base)
-    state_sum = state_sum * kept + tl.sum(weights, axis=1)
-    total = _dot(weights.to(v.dtype), v, total * kept[:, None])
-    return highest, state_sum, total
+        return Tile(1, 32, 4, 3)
+    return Tile(1, 128, 4, 2) if wide else Tile(1, 64, 4, 3)
 
 
 @dispatched
@@ -376,7 +221,7 @@ def _decode_kernel(
     total = tl.zeros((GROUP_BLOCK, DIM_BLOCK), tl.float32)
     for start in range(begin, end, TOKENS):
         keys = start + tl.arange(0, TOKENS)
-        highest, sums, total = _step(
+        highest, sums, total = attend_step(
             q, k_ptr, v_ptr, table_ptr, head, dims, members, keys, end, highest, sums, total, scale,
             KV_HEADS, HEAD_DIM, PAGE, 0, CAP, False, False,
         )  # fmt: skip
@@ -434,63 +279,3 @@ def _merge_kernel(
     tl.store(
         out_ptr + place * HEAD_DIM + dims, total.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM
     )
-
-
-@dispatched
-@triton.jit(do_not_specialize=["num_rows", "q_stride", "table_stride"])
-def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, lens_ptr, ends_ptr, out_ptr, scale, num_rows,
-    q_stride, Q_FACTOR: tl.constexpr, HEAD_STRIDE: tl.constexpr, table_stride,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, MOST_ROWS: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    q_head = tl.program_id(0)
-    # The last tiles of long prompts see most: they begin first.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    wait_for_inputs()
-    # Which row this tile belongs to: the number of those whose tiles all come before.
-    every = tl.arange(0, MOST_ROWS)
-    present = every < num_rows
-    begins = tl.load(ends_ptr + every, mask=present, other=0)
-    ends = tl.load(ends_ptr + every + 1, mask=present, other=0)
-    tiles = tl.cdiv(ends - begins, QUERIES)
-    row = tl.sum(((tl.cumsum(tiles, axis=0) <= tile) & present).to(tl.int32), axis=0)
-    if row >= num_rows:
-        return
-    tile -= tl.sum(tl.where(every < row, tiles, 0), axis=0)
-    begin, end = tl.load(ends_ptr + row), tl.load(ends_ptr + row + 1)
-    length = tl.load(lens_ptr + row)
-    table_ptr += tl.load(rows_ptr + row) * table_stride
-    dims = tl.arange(0, DIM_BLOCK)
-    tokens = begin + tile * QUERIES + tl.arange(0, QUERIES)
-    mask = (tokens < end)[:, None] & (dims < HEAD_DIM)[None, :]
-    starts = tokens.to(tl.int64) * q_stride * Q_FACTOR + q_head * HEAD_STRIDE
-    q = tl.load(q_ptr + starts[:, None] + dims[None, :], mask=mask, other=0.0)
-    # Places in the row's sequence: its queries are its last tokens.
-    query_places = tokens - end + length
-    first_place = begin + tile * QUERIES - end + length
-    limit = tl.minimum(first_place + QUERIES, length)
-    head = q_head // (Q_HEADS // KV_HEADS)
-    highest = tl.full((QUERIES,), float("-inf"), tl.float32)
-    sums = tl.zeros((QUERIES,), tl.float32)
-    total = tl.zeros((QUERIES, DIM_BLOCK), tl.float32)
-    first_key = 0
-    all_seen = (first_place + 1) // KEYS * KEYS  # keys that every query of the tile sees
-    if WINDOW > 0:
-        first_key = tl.maximum(first_place - WINDOW + 1, 0) // KEYS * KEYS
-        all_seen = first_key
-    for start in range(first_key, all_seen, KEYS):
-        highest, sums, total = _step(
-            q, k_ptr, v_ptr, table_ptr, head, dims, query_places, start + tl.arange(0, KEYS), limit,
-            highest, sums, total, scale, KV_HEADS, HEAD_DIM, PAGE, 0, CAP, True, True,
-        )  # fmt: skip
-    for start in range(all_seen, limit, KEYS):
-        highest, sums, total = _step(
-            q, k_ptr, v_ptr, table_ptr, head, dims, query_places, start + tl.arange(0, KEYS), limit,
-            highest, sums, total, scale, KV_HEADS, HEAD_DIM, PAGE, WINDOW, CAP, True, False,
-        )  # fmt: skip
-    result = total / tl.where(sums == 0, 1.0, sums)[:, None]
-    places = (tokens.to(tl.int64) * Q_HEADS + q_head)[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(out_ptr + places, result.to(out_ptr.dtype.element_ty), mask=mask)

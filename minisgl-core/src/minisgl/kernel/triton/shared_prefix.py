@@ -10,18 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernel.triton.attention import (
-    PagedRows,
-    Scores,
-    Shares,
-    _step,
-    launch_decode,
-    launch_merge,
-)
+from minisgl.kernel.triton.attention import Shares, launch_decode, launch_merge
+from minisgl.kernel.triton.attention_step import LOG2_E, PagedRows, Scores, attend_step
 from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, factors, wait_for_inputs
 
-_LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 32
 
 
@@ -60,7 +53,7 @@ def shared_decode(
     num_tiles = min(num_rows // (queries // group) + groups.shape[0], max(1, num_rows // 2))
     _prefix_kernel[(num_kv_heads, num_tiles, splits[0])](
         q, k_pool, v_pool, paged.page_table, paged.rows, members, groups,
-        shares.partial, shares.sums, scores.scale * _LOG2_E, splits[0] + splits[1],
+        shares.partial, shares.sums, scores.scale * LOG2_E, splits[0] + splits[1],
         *factors(q.stride(0)), q.stride(1), paged.page_table.stride(0),
         num_kv_heads, group, head_dim, triton.next_power_of_2(head_dim), paged.page_size,
         queries, keys, groups.shape[0], scores.cap,
@@ -140,13 +133,13 @@ def _prefix_kernel(
     total = tl.zeros((QUERIES, DIM_BLOCK), tl.float32)
     for start in range(begin, whole, KEYS):
         keys = start + tl.arange(0, KEYS)
-        highest, sums, total = _step(
+        highest, sums, total = attend_step(
             q, k_ptr, v_ptr, table_ptr, kv_head, dims, lanes, keys, end, highest, sums, total,
             scale, KV_HEADS, HEAD_DIM, PAGE, 0, CAP, False, True,
         )  # fmt: skip
     if whole < end:
         keys = whole + tl.arange(0, KEYS)
-        highest, sums, total = _step(
+        highest, sums, total = attend_step(
             q, k_ptr, v_ptr, table_ptr, kv_head, dims, lanes, keys, end, highest, sums, total,
             scale, KV_HEADS, HEAD_DIM, PAGE, 0, CAP, False, False,
         )  # fmt: skip
