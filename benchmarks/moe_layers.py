@@ -1,16 +1,19 @@
 """Routed experts of one layer beside what others run: microseconds, by number of tokens.
 
-``ours`` is the backend ``triton`` with its routing. ``published`` is the tile scheme of the Triton
-kernels that other engines publish, written here from its description, with tiles from a file of
-theirs (``--published``); ``flashinfer`` is ``cutlass_fused_moe``, with the fastest of its tactics.
-Both are given the chosen experts, and the published scheme its sorted tokens: neither is counted.
-Inside CUDA graphs, each launch with another routing. Needs an NVIDIA GPU::
+``ours`` is the backend ``triton`` with its routing; ``stages`` are its kernels by themselves.
+``published`` is the tile scheme of the Triton kernels that other engines publish, written here from
+its description, with tiles from a file of theirs (``--published``). ``flashinfer`` is
+``cutlass_fused_moe`` with the fastest of its tactics. Both are given the chosen experts, and the
+published scheme its sorted tokens: neither is counted. The last columns say how far their results
+are from ours. All in CUDA graphs, each launch with another routing. Needs an NVIDIA GPU::
 
-    python benchmarks/moe_layers.py --model Qwen3-30B-A3B --published E=128,N=768.json
+    python benchmarks/moe_layers.py --published "E=128,N=768,device_name=NVIDIA_H200.json"
+    python benchmarks/moe_layers.py --model Mixtral-8x7B --tokens 1,256 --json mixtral.json
 """
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,13 +23,17 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.benchmark.moe_cases import MOE_TOKENS, MoeShape, moe_cases, moe_shape
-from minisgl.benchmark.timing import measure_ceilings, time_calls
+from minisgl.benchmark.environment import describe_environment
+from minisgl.benchmark.moe_cases import MOE_TOKENS, MoeCase, MoeShape, moe_cases, moe_shape
+from minisgl.benchmark.timing import Ceilings, measure_ceilings, time_calls
 from minisgl.kernel import triton as ops
 from minisgl.kernel.triton.launch import multiply_add
 from minisgl.plugins.host import load_plugins
+from minisgl_moe_triton.backend import TritonMoeBackend
+from minisgl_moe_triton.configs import Few
 from minisgl_moe_triton.create import create_backend
-from minisgl_moe_triton.kernels.routing import route
+from minisgl_moe_triton.kernels import few, grouped
+from minisgl_moe_triton.kernels.routing import Routed, route, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
 
 Layer = Callable[..., torch.Tensor]
@@ -41,12 +48,12 @@ def main() -> None:
     parser.add_argument("--tuned-folder", type=Path, help="of the backend triton")
     parser.add_argument("--compile", action="store_true", help="let FlashInfer compile (minutes)")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", type=Path, help="write everything there, after each line")
+    parser.add_argument("--commit", help="commit to note, where the code runs outside its checkout")
     args = parser.parse_args()
     shape = moe_shape(args.model, load_plugins())
     if shape is None:
         parser.error(f"{args.model} has no routed experts")
-    tokens = [int(part) for part in args.tokens.split(",")]
-    device = torch.device(args.device)
     layers: dict[str, Layer] = {}
     if args.published is not None:
         layers["published"] = PublishedScheme(json.loads(args.published.read_text()))
@@ -54,39 +61,124 @@ def main() -> None:
     if flashinfer is not None:
         layers["flashinfer"] = flashinfer
     with torch.inference_mode():
-        compare(shape, tokens, device, layers, TritonMoeSettings(tuned_folder=args.tuned_folder))
+        compare(args, shape, layers)
 
 
-def compare(
-    shape: MoeShape,
-    tokens: list[int],
-    device: torch.device,
-    layers: dict[str, Layer],
-    settings: TritonMoeSettings,
-) -> None:
+def compare(args: argparse.Namespace, shape: MoeShape, layers: dict[str, Layer]) -> None:
     """Print a line for each number of tokens."""
-    dtype = torch.bfloat16
+    device, dtype = torch.device(args.device), torch.bfloat16
+    tokens = [int(part) for part in args.tokens.split(",")]
     ceilings = measure_ceilings(device, dtype)
+    began = time.perf_counter()
+    settings = TritonMoeSettings(tuned_folder=args.tuned_folder)
     ours = create_backend(shape.context(device, dtype, max(tokens)), settings)
-    names = "".join(f"{name:>12}" for name in layers)
-    print(f"{'tokens':>7}{'ours':>10}{'GB/s':>8}{'of read':>8}{'TFLOP/s':>9}{names}  error")
+    print(
+        f"{args.model}: reads {ceilings.read_bytes_per_s / 1e9:.0f} GB/s, "
+        f"{ceilings.flops_per_s / 1e12:.0f} TFLOP/s; the backend was made in "
+        f"{time.perf_counter() - began:.1f} s"
+    )
+    print(f"{'tokens':>7}{'ours us':>9}{'GB/s':>7}{'of read':>8}{'TFLOP/s':>9}", end="")
+    print("".join(f"{name:>12}{'error':>9}" for name in layers))
+    lines = []
     for case in moe_cases(shape, tokens, device, dtype):
-        seconds = time_calls(case.calls(ours), device, graph=True).seconds
-        line = f"{case.tokens:>7}{1e6 * seconds:>10.1f}{case.num_bytes / seconds / 1e9:>8.0f}"
-        line += f"{case.num_bytes / seconds / ceilings.read_bytes_per_s:>8.0%}"
-        line += f"{case.flops / seconds / 1e12:>9.1f}"
-        routed = [
-            (hidden, *route(logits, shape.top_k, renormalize=shape.renormalize), *weights)
-            for hidden, logits, *weights in case.inputs
-        ]
-        right = ours.run_experts(*routed[0]).float()
-        errors = []
-        for layer in layers.values():
-            layer(*routed[0])
+        line = measure(case, shape, ours, layers, ceilings)
+        lines.append(line)
+        print(f"{line['text']}\n        stages: {line['stages_us']}  {line['launch']}", flush=True)
+        if args.json is not None:
+            environment = describe_environment(["moe_layers.py"], args.commit, args.device)
+            record = {"benchmark": "moe_layers", "model": args.model, **environment, "lines": lines}
+            args.json.write_text(f"{json.dumps(record, indent=1)}\n")
+
+
+def measure(
+    case: MoeCase,
+    shape: MoeShape,
+    ours: TritonMoeBackend,
+    layers: dict[str, Layer],
+    ceilings: Ceilings,
+) -> dict[str, Any]:
+    """Return a line of the table and what is in it."""
+    device = case.inputs[0][0].device
+    seconds = time_calls(case.calls(ours), device, graph=True).seconds
+    text = f"{case.tokens:>7}{1e6 * seconds:>9.1f}{case.num_bytes / seconds / 1e9:>7.0f}"
+    text += f"{case.num_bytes / seconds / ceilings.read_bytes_per_s:>8.0%}"
+    text += f"{case.flops / seconds / 1e12:>9.1f}"
+    routed = [
+        (hidden, *route(logits, shape.top_k, renormalize=shape.renormalize), *weights)
+        for hidden, logits, *weights in case.inputs
+    ]
+    right = ours.run_experts(*routed[0]).float()
+    found: dict[str, Any] = {}
+    for name, layer in layers.items():
+        try:
+            error = float((layer(*routed[0]).float() - right).norm() / right.norm())
             calls = [partial(layer, *inputs) for inputs in routed]
-            line += f"{1e6 * time_calls(calls, device, graph=True).seconds:>12.1f}"
-            errors.append(float((layer(*routed[0]).float() - right).norm() / right.norm()))
-        print(f"{line}  {', '.join(f'{error:.1e}' for error in errors)}", flush=True)
+            microseconds = 1e6 * time_calls(calls, device, graph=True).seconds
+        except Exception as failure:  # noqa: BLE001  (one that fails must not hide the others)
+            print(f"{name} at {case.tokens} tokens: {str(failure).splitlines()[:1]}")
+            text += f"{'failed':>12}{'':>9}"
+            continue
+        found[name] = {"us": microseconds, "error": error}
+        text += f"{microseconds:>12.1f}{error:>9.1e}"
+    return {
+        "tokens": case.tokens,
+        "us": 1e6 * seconds,
+        "bytes": case.num_bytes,
+        "flops": case.flops,
+        "others": found,
+        "stages_us": stages(case, shape, ours, routed),
+        "launch": ours.launch_for(case.tokens).model_dump(),
+        "text": text,
+    }
+
+
+def stages(
+    case: MoeCase,
+    shape: MoeShape,
+    ours: TritonMoeBackend,
+    routed: list[tuple[torch.Tensor, ...]],
+) -> dict[str, float]:
+    """Return the microseconds of each kernel by itself."""
+    launch, gelu = ours.launch_for(case.tokens), shape.activation == "gelu"
+    x, _, _, gate_up, down = routed[0]
+    calls: dict[str, list[Callable[[], object]]] = {
+        "route": [
+            partial(route, logits, shape.top_k, renormalize=shape.renormalize)
+            for _, logits, *_ in case.inputs
+        ]
+    }
+    chosen = [
+        (Routed(experts, weights), first, second) for _, weights, experts, first, second in routed
+    ]
+    if isinstance(launch, Few):
+        rows = few.few_gate_up(x, gate_up, chosen[0][0], launch.gate_up, gelu=gelu)
+        calls["gate_up"] = [
+            partial(few.few_gate_up, x, first, to, launch.gate_up, gelu=gelu)
+            for to, first, _ in chosen
+        ]
+        calls["down"] = [
+            partial(few.few_down, rows, second, to, launch.down) for to, _, second in chosen
+        ]
+    else:
+        number, top_k = shape.num_experts, shape.top_k
+        calls["sort"] = [partial(sort_by_expert, to, number, launch.rows) for to, *_ in chosen]
+        tiles = [sort_by_expert(to, number, launch.rows) for to, *_ in chosen]
+        rows = grouped.gate_up(x, gate_up, tiles[0], top_k, launch.gate_up, gelu=gelu)
+        parts = grouped.down(rows, down, chosen[0][0].weights, tiles[0], launch.down)
+        both = list(zip(chosen, tiles, strict=True))
+        calls["gate_up"] = [
+            partial(grouped.gate_up, x, first, one, top_k, launch.gate_up, gelu=gelu)
+            for (_, first, _), one in both
+        ]
+        calls["down"] = [
+            partial(grouped.down, rows, second, to.weights, one, launch.down)
+            for (to, _, second), one in both
+        ]
+        calls["sum"] = [partial(grouped.sum_parts, parts, to, number) for to, *_ in chosen]
+    return {
+        name: round(1e6 * time_calls(some, x.device, graph=True).seconds, 2)
+        for name, some in calls.items()
+    }
 
 
 class PublishedScheme:

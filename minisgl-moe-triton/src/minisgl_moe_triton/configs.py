@@ -101,10 +101,10 @@ class Key:
     @property
     def file_name(self) -> str:
         """Name of the file with the launches for this key."""
-        device = "".join(c if c.isalnum() else "_" for c in self.device)
+        device = "".join(c if c.isalnum() else "-" for c in self.device)
         return (
-            f"experts={self.experts},inner={self.inner},hidden={self.hidden},dtype={self.dtype},"
-            f"device={device},triton={self.triton}.json"
+            f"experts-{self.experts}_inner-{self.inner}_hidden-{self.hidden}_{self.dtype}_{device}_"
+            f"triton-{self.triton}.json"
         )
 
 
@@ -143,6 +143,14 @@ def find_tuned(key: Key, folder: Path | None = None) -> TunedFile | None:
     if shipped.is_file():
         return _parse(shipped.read_text(encoding="utf-8"), str(shipped))
     return None
+
+
+def read_own(key: Key, folder: Path) -> tuple[Launch, ...]:
+    """Return the launches of the file in ``folder``, none if there is none that can be read."""
+    try:
+        return _parse((folder / key.file_name).read_text(encoding="utf-8"), "").launches
+    except (OSError, SettingsError):
+        return ()
 
 
 def write_tuned(key: Key, tuned: TunedFile, folder: Path) -> Path:
