@@ -9,11 +9,13 @@ what=${2:-all}
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
 mkdir -p "$out"
+models=$(mktemp -d)
+trap 'rm -rf "$models"' EXIT
 declare -A sizes=([qwen]=Qwen3-30B-A3B [mixtral]=Mixtral-8x7B)
 
 wanted() { [[ $what == "$1" || ($what == all && $1 != serve) ]]; }
 begin() { echo "== $1 $(date +%T)"; }
-config() { [[ -d $out/$1 ]] || "$python" -m minisgl bench write-config "$1" "$out/$1" >/dev/null; }
+config() { "$python" -m minisgl bench write-config "$1" "$models/$1" >/dev/null; }
 
 if wanted test; then
   begin test
@@ -29,7 +31,7 @@ if wanted tune; then
     config "${sizes[$name]}"
     # The tokens that are compared with others first: the limit may end it before the rest.
     timeout $((${LIMIT_TUNE:-55} + 25)) "$python" -m minisgl tune moe \
-      --model "$out/${sizes[$name]}" --load-format dummy --folder "$out/tuned" \
+      --model "$models/${sizes[$name]}" --load-format dummy --folder "$out/tuned" \
       --tokens 256,1,16,64,4096,2,4,8,32,128,512,1024,2048 --time-limit "${LIMIT_TUNE:-55}" \
       --log-level debug 2>"$out/tune-$name.log" || tail -n 3 "$out/tune-$name.log"
   done
@@ -40,7 +42,7 @@ if wanted layers; then
     tiles=${name^^}_TILES
     timeout "${LIMIT_LAYERS:-60}" "$python" benchmarks/moe_layers.py --model "${sizes[$name]}" \
       --tuned-folder "$out/tuned" --json "$out/moe-layers-$name.json" \
-      ${!tiles:+--published "${!tiles}"} 2>&1 | tee "$out/moe-layers-$name.txt"
+      ${!tiles:+--published "${!tiles}"} 2>&1
   done
 fi
 if wanted serve; then
@@ -49,7 +51,7 @@ if wanted serve; then
   for preset in minisgl-offline one-request; do
     begin "serve $preset"
     timeout "${LIMIT_SERVE:-120}" "$python" -m minisgl bench offline --preset "$preset" \
-      --model "$out/Qwen3-30B-A3B" --load-format dummy --set "$folder" \
+      --model "$models/Qwen3-30B-A3B" --load-format dummy --set "$folder" \
       --json "$out/moe-$preset.json" 2>"$out/moe-$preset.log" || tail -n 5 "$out/moe-$preset.log"
   done
 fi
