@@ -22,6 +22,7 @@ LONGEST = (
     "integration/server/test_lifecycle.py",
     "faults/test_start.py",
     "core/kernel/test_triton.py",
+    "moe_triton/test_backend.py",
     "docs/test_readme_runs.py",
     "integration/test_transformers_models.py",
     "integration/test_structured.py",

@@ -1,8 +1,8 @@
 """Which launch belongs to a number of tokens: tuned files, and the rule of thumb."""
 
 import logging
+import re
 from importlib import resources
-from typing import Any
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_the_users_folder_is_below_the_configuration(monkeypatch, tmp_path):
 @pytest.mark.parametrize("text", ["", "{}", '{"launches": []}', '{"launches": [{"kind": "new"}]}'])
 def test_a_file_that_is_none_is_named_with_the_way_out(tmp_path, text):
     (tmp_path / KEY.file_name).write_text(text)
-    with pytest.raises(SettingsError, match=r"experts=8.*minisgl tune moe"):
+    with pytest.raises(SettingsError, match=r"experts-8.*minisgl tune moe"):
         find_tuned(KEY, tmp_path)
 
 
@@ -86,6 +86,7 @@ def test_the_rule_of_thumb_has_a_launch_for_every_number_that_fits(experts, top_
     launches = rule_of_thumb(key, top_k, shared)
     assert [launch.tokens for launch in launches] == list(TOKENS)
     assert isinstance(launches[0], Few)
+    assert not any(isinstance(one, Few) and one.tokens * top_k > experts for one in launches[1:])
     rows = [launch.rows for launch in launches if isinstance(launch, Grouped)]
     assert rows == sorted(rows)
     assert set(rows) <= {16, 32, 64, 128}
@@ -98,11 +99,16 @@ def test_the_rule_of_thumb_has_a_launch_for_every_number_that_fits(experts, top_
 def test_shipped_files_belong_to_the_key_that_they_are_named_by():
     folder = resources.files("minisgl_moe_triton").joinpath("tuned")
     for file in folder.iterdir() if folder.is_dir() else ():
-        facts: dict[str, Any] = dict(
-            part.split("=") for part in file.name.removesuffix(".json").split(",")
+        found = re.fullmatch(
+            r"experts-(\d+)_inner-(\d+)_hidden-(\d+)_(\w+)_([\w-]+)_triton-([\d.]+)\.json",
+            file.name,
         )
-        facts |= {name: int(facts[name]) for name in ("experts", "inner", "hidden")}
-        key = Key(**facts)
+        assert found, file.name
+        experts, inner, hidden, dtype, device, version = found.groups()
+        key = Key(
+            experts=int(experts), inner=int(inner), hidden=int(hidden), dtype=dtype, device=device,
+            triton=version,
+        )  # fmt: skip
         assert key.file_name == file.name
         assert find_tuned(key) is not None
 

@@ -83,6 +83,17 @@ def test_a_time_limit_ends_it_with_what_was_found(
     assert [launch.tokens for launch in found.launches] == [1]
 
 
+@pytest.mark.usefixtures("timed")
+def test_other_numbers_of_tokens_stay_and_a_broken_file_is_replaced(tmp_path: Path) -> None:
+    file = tmp_path / key_of(CONTEXT).file_name
+    file.write_text("no JSON")
+    for tokens in ((16, 1), (4,), (16,)):
+        tune.tune(CONTEXT, TuneRequest(tokens=tokens, folder=tmp_path, progress=False))
+    found = find_tuned(key_of(CONTEXT), tmp_path)
+    assert found is not None
+    assert [launch.tokens for launch in found.launches] == [1, 4, 16]
+
+
 def test_it_needs_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedBackendError, match=r"engine\.device is cpu"):
         tune.tune(CONTEXT, TuneRequest(folder=tmp_path))

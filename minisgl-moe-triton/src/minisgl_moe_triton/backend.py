@@ -28,6 +28,13 @@ class TritonMoeBackend(MoeBackend):
         self._launches = tuple(launches)
         self._chosen: dict[int, Launch] = {}
 
+    def launch_for(self, tokens: int) -> Launch:
+        """Return how so many tokens are run."""
+        launch = self._chosen.get(tokens)
+        if launch is None:
+            launch = self._chosen[tokens] = choose(self._launches, tokens)
+        return launch
+
     def route(
         self, router_logits: torch.Tensor, *, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,9 +53,7 @@ class TritonMoeBackend(MoeBackend):
         tokens = len(hidden)
         if not tokens:
             return torch.empty_like(hidden)
-        launch = self._chosen.get(tokens)
-        if launch is None:
-            launch = self._chosen[tokens] = choose(self._launches, tokens)
+        launch = self.launch_for(tokens)
         routed = Routed(experts.contiguous(), weights.contiguous(), self._first_expert)
         return run_launch(hidden.contiguous(), routed, gate_up, down, launch, gelu=self._gelu)
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from minisgl_moe_triton.configs import Columns, Tile, shared_bytes
 
-MOST_FEW_ASSIGNMENTS: Final = 256
-"""Beyond so many, experts are shared too often to be read once an assignment."""
+MOST_FEW: Final = 2
+"""Beyond so many assignments an expert, too many share one to be read once for each."""
 
 GROUPS: Final = (1, 4, 8, 16, 32)
 

@@ -19,8 +19,8 @@ from minisgl.errors import SettingsError
 TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Numbers of tokens that are tuned; another number takes the next larger one's launch."""
 
-_FEW_ASSIGNMENTS: Final = 32
-"""Up to so many the rule of thumb does not sort."""
+_FEW_OF: Final = 4
+"""Up to one assignment for so many experts the rule of thumb does not sort: few share one."""
 
 _LEAST_ROWS, _MOST_ROWS = 16, 128
 
@@ -101,10 +101,10 @@ class Key:
     @property
     def file_name(self) -> str:
         """Name of the file with the launches for this key."""
-        device = "".join(c if c.isalnum() else "_" for c in self.device)
+        device = "".join(c if c.isalnum() else "-" for c in self.device)
         return (
-            f"experts={self.experts},inner={self.inner},hidden={self.hidden},dtype={self.dtype},"
-            f"device={device},triton={self.triton}.json"
+            f"experts-{self.experts}_inner-{self.inner}_hidden-{self.hidden}_{self.dtype}_{device}_"
+            f"triton-{self.triton}.json"
         )
 
 
@@ -143,6 +143,14 @@ def find_tuned(key: Key, folder: Path | None = None) -> TunedFile | None:
     if shipped.is_file():
         return _parse(shipped.read_text(encoding="utf-8"), str(shipped))
     return None
+
+
+def read_own(key: Key, folder: Path) -> tuple[Launch, ...]:
+    """Return the launches of the file in ``folder``, none if there is none that can be read."""
+    try:
+        return _parse((folder / key.file_name).read_text(encoding="utf-8"), "").launches
+    except (OSError, SettingsError):
+        return ()
 
 
 def write_tuned(key: Key, tuned: TunedFile, folder: Path) -> Path:
@@ -185,7 +193,7 @@ def rule_of_thumb(key: Key, top_k: int, shared: int) -> tuple[Launch, ...]:
 
 
 def _guess(key: Key, top_k: int, tokens: int, shared: int) -> Launch:
-    if tokens * top_k <= _FEW_ASSIGNMENTS:
+    if tokens == 1 or tokens * top_k <= key.experts // _FEW_OF:
         return Few(
             tokens=tokens,
             gate_up=Columns(outputs=4, inputs=2048, warps=8),

@@ -83,10 +83,9 @@ def compile_launches(context: MoeContext, launches: Sequence[Launch]) -> None:
     nobody = Routed(torch.full_like(weights, -1, dtype=torch.int32), weights)
     for launch in needed:
         run_launch(hidden, nobody, gate_up, down, launch, gelu=context.activation == "gelu")
+    if not any(isinstance(launch, Grouped) for launch in needed):
+        return
     most = context.max_num_tokens * context.top_k
-    sizes = {launch.rows for launch in needed if isinstance(launch, Grouped)}
-    for block in SORT_BLOCKS if sizes else ():
-        num = min(block, most)
-        several = Routed(torch.full((num, 1), -1, dtype=torch.int32, device=device), weights)
-        for rows in sizes:
-            sort_by_expert(several, held, rows)
+    for block in SORT_BLOCKS:
+        nowhere = torch.full((min(block, most), 1), -1, dtype=torch.int32, device=device)
+        sort_by_expert(Routed(nowhere, weights), held, 16)

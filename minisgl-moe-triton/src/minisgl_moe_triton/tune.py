@@ -6,9 +6,10 @@ other's time; the best launch without sorting and the best grouped ones are then
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
@@ -24,9 +25,11 @@ from minisgl_moe_triton.configs import (
     Columns,
     Few,
     Grouped,
+    Key,
     Launch,
     Tile,
     TunedFile,
+    read_own,
     user_folder,
     write_tuned,
 )
@@ -49,7 +52,9 @@ _BATCH: Final = 32
 
 
 def tune(context: MoeContext, request: TuneRequest) -> str:
-    """Search, write the file, and return a table for people.
+    """Search, write the file after each number of tokens, and return a table for people.
+
+    Launches that the file holds for other numbers of tokens stay.
 
     Raises:
         UnsupportedBackendError: the device is no GPU.
@@ -58,27 +63,33 @@ def tune(context: MoeContext, request: TuneRequest) -> str:
     began = time.monotonic()
     counts = request.tokens or tuple(one for one in TOKENS if one <= context.max_num_tokens)
     deadline = None if request.time_limit_s is None else began + request.time_limit_s
+    key, folder = key_of(context), request.folder or user_folder()
+    launches = {launch.tokens: launch for launch in read_own(key, folder)}
     lines: list[str] = []
-    found: list[Launch] = []
     with torch.inference_mode(), progress_bar(show=request.progress, unit="launch") as bar:
         search = Search(context, bar.update)
         for place, tokens in enumerate(counts):
             bar.set_description(f"{tokens} tokens")
             now = time.monotonic()
-            if deadline is not None and now > deadline and found:
+            if deadline is not None and now > deadline and lines:
                 break
             share = None if deadline is None else now + (deadline - now) / (len(counts) - place)
-            launch, seconds = search.fastest(tokens, share)
-            found.append(launch)
-            lines.append(f"{tokens:>6} tokens  {1e6 * seconds:>9.1f} us  {_describe(launch)}")
-    key = key_of(context)
+            launches[tokens], seconds = search.fastest(tokens, share)
+            lines.append(
+                f"{tokens:>6} tokens  {1e6 * seconds:>9.1f} us  {_describe(launches[tokens])}"
+            )
+            _write(key, launches, folder)
+    took = time.monotonic() - began
+    file = folder / key.file_name
+    return "\n".join([*lines, f"{file} was written within {took:.0f} s and is used from now on"])
+
+
+def _write(key: Key, launches: Mapping[int, Launch], folder: Path) -> None:
     source = (
         f"minisgl tune moe: {key.device}, torch {torch.__version__}, Triton {triton.__version__}"
     )
-    tuned = TunedFile(source=source, launches=tuple(found))
-    file = write_tuned(key, tuned, request.folder or user_folder())
-    took = time.monotonic() - began
-    return "\n".join([*lines, f"{file} was written after {took:.0f} s and is used from now on"])
+    ascending = tuple(launches[tokens] for tokens in sorted(launches))
+    write_tuned(key, TunedFile(source=source, launches=ascending), folder)
 
 
 def require_gpu(context: MoeContext) -> None:
@@ -126,9 +137,10 @@ class Search:
             routed.append(Routed(experts, weights, context.local_experts.start))
         hidden = self._random(tokens, context.hidden_size)
         ways: list[Callable[[float | None], Launch]] = []
-        if tokens * context.top_k <= candidates.MOST_FEW_ASSIGNMENTS:
+        mean = tokens * context.top_k / context.num_experts
+        if mean <= candidates.MOST_FEW or tokens == 1:
             ways.append(partial(self._few, hidden, routed))
-        rows = candidates.tile_rows(tokens * context.top_k / context.num_experts)
+        rows = candidates.tile_rows(mean)
         if deadline is not None:
             rows = rows[:2]
         ways += [partial(self._grouped, hidden, routed, one) for one in rows]

@@ -19,7 +19,7 @@ from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
 _TOKENS = 4
 """Tokens of a program of the router, one a warp."""
 
-SORT_BLOCKS: Final = (256, 1024, 4096)
+SORT_BLOCKS: Final = (256, 1024, 2048, 4096)
 """Assignments that a program of the sort reads at once: the first that holds all, or the last."""
 
 
@@ -89,7 +89,7 @@ def sort_by_expert(routed: Routed, num_experts: int, tile_rows: int) -> Tiles:
     tiles = torch.empty(1 + 3 * most, dtype=torch.int32, device=chosen.device)
     block = next((block for block in SORT_BLOCKS if block >= num), SORT_BLOCKS[-1])
     _sort_kernel[(num_experts,)](
-        chosen, order, tiles, num, routed.first, num_experts, tile_rows,
+        chosen, order, tiles, num, routed.first, tile_rows, num_experts,
         triton.next_power_of_2(num_experts + 1), block,
         num_warps=4 if block <= 1024 else 8, launch_pdl=OVERLAP,
     )  # fmt: skip
@@ -138,10 +138,10 @@ def _route_kernel(
 
 
 @dispatched
-@triton.jit(do_not_specialize=["num", "held"])
+@triton.jit(do_not_specialize=["num", "held", "tile_rows"])
 def _sort_kernel(
-    chosen_ptr, order_ptr, tiles_ptr, num, held,
-    EXPERTS: tl.constexpr, TILE_ROWS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
+    chosen_ptr, order_ptr, tiles_ptr, num, held, tile_rows,
+    EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The rows and tiles of one expert: every program counts all assignments."""
     mine = tl.program_id(0)
@@ -156,16 +156,16 @@ def _sort_kernel(
         counts += tl.histogram(tl.where(known, chosen, EXPERTS), BINS)
     counts = tl.where(bins < EXPERTS, counts, 0)
     before = bins < mine
-    begun = (counts + TILE_ROWS - 1) // TILE_ROWS
+    begun = (counts + tile_rows - 1) // tile_rows
     row = tl.sum(tl.where(before, counts, 0), axis=0)
     tile = tl.sum(tl.where(before, begun, 0), axis=0)
     count = tl.sum(tl.where(bins == mine, counts, 0), axis=0)
     if mine == EXPERTS - 1:
         tl.store(tiles_ptr, tl.sum(begun, axis=0))
     end = row + count
-    for first in range(0, num, BLOCK * TILE_ROWS):  # once, but for very many
-        start = first + place * TILE_ROWS
-        ptrs = tiles_ptr + 1 + 3 * (tile + first // TILE_ROWS + place)
+    for first in range(0, num, BLOCK * tile_rows):  # once, but for very many
+        start = first + place * tile_rows
+        ptrs = tiles_ptr + 1 + 3 * (tile + first // tile_rows + place)
         tl.store(ptrs, mine, start < count)
         tl.store(ptrs + 1, row + start, start < count)
         tl.store(ptrs + 2, end, start < count)

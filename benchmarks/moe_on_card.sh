@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# All that the MoE backend needs an NVIDIA GPU for: moe_on_card.sh OUT [all|test|tune|layers|serve].
+# Run in the repository's root. "all" leaves out "serve" and takes about four minutes. Limits, in
+# seconds: LIMIT_TEST, LIMIT_TUNE (of each model), LIMIT_LAYERS (of each), LIMIT_SERVE (of each).
+# PYTHON is what runs everything; with packages that are not installed, set PYTHONPATH.
+set -u
+out=${1:?a folder for the results}
+what=${2:-all}
+python=${PYTHON:-python3}
+export PYTHONUNBUFFERED=1
+mkdir -p "$out"
+models=$(mktemp -d)
+trap 'rm -rf "$models"' EXIT
+declare -A sizes=([qwen]=Qwen3-30B-A3B [mixtral]=Mixtral-8x7B)
+
+wanted() { [[ $what == "$1" || ($what == all && $1 != serve) ]]; }
+begin() { echo "== $1 $(date +%T)"; }
+config() { "$python" -m minisgl bench write-config "$1" "$models/$1" >/dev/null; }
+
+if wanted test; then
+  begin test
+  timeout "${LIMIT_TEST:-60}" "$python" -m pytest -m gpu tests/gpu/test_moe.py -q -n 8 \
+    -p no:cacheprovider >"$out/moe-tests.txt" 2>&1
+  echo "pytest: exit $?"
+  grep -E "^(E  |FAILED|ERROR)|passed|failed" "$out/moe-tests.txt" | cut -c1-200 | sort | uniq -c |
+    sort -rn | head -40
+fi
+if wanted tune; then
+  for name in qwen mixtral; do
+    begin "tune $name"
+    config "${sizes[$name]}"
+    # The tokens that are compared with others first: the limit may end it before the rest.
+    timeout $((${LIMIT_TUNE:-55} + 25)) "$python" -m minisgl tune moe \
+      --model "$models/${sizes[$name]}" --load-format dummy --folder "$out/tuned" \
+      --tokens 256,1,16,64,4096,2,4,8,32,128,512,1024,2048 --time-limit "${LIMIT_TUNE:-55}" \
+      --log-level debug 2>"$out/tune-$name.log" || tail -n 3 "$out/tune-$name.log"
+  done
+fi
+if wanted layers; then
+  for name in qwen mixtral; do
+    begin "layers $name"
+    tiles=${name^^}_TILES
+    timeout "${LIMIT_LAYERS:-60}" "$python" benchmarks/moe_layers.py --model "${sizes[$name]}" \
+      --tuned-folder "$out/tuned" --json "$out/moe-layers-$name.json" \
+      ${!tiles:+--published "${!tiles}"} 2>&1
+  done
+fi
+if wanted serve; then
+  config Qwen3-30B-A3B
+  folder="backend_options.triton.tuned_folder=$(realpath "$out")/tuned"
+  for preset in minisgl-offline one-request; do
+    begin "serve $preset"
+    timeout "${LIMIT_SERVE:-120}" "$python" -m minisgl bench offline --preset "$preset" \
+      --model "$models/Qwen3-30B-A3B" --load-format dummy --set "$folder" \
+      --json "$out/moe-$preset.json" 2>"$out/moe-$preset.log" || tail -n 5 "$out/moe-$preset.log"
+  done
+fi
+begin end

@@ -1,0 +1,85 @@
+"""``benchmarks/moe_layers.py``: what ours is timed beside computes the same."""
+
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from minisgl.benchmark.moe_cases import MoeShape
+from minisgl.benchmark.published import write_config
+from minisgl.benchmark.timing import Timing
+from minisgl_moe_triton.kernels.routing import route
+from support.distributions import ROOT
+
+TILES = {
+    "1": {
+        "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 2,
+        "num_warps": 4, "num_stages": 2,
+    },
+    "64": {
+        "BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1,
+        "num_warps": 4, "num_stages": 2,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def program() -> ModuleType:
+    spec = spec_from_file_location("moe_layers", ROOT / "benchmarks" / "moe_layers.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("tokens", [1, 50])
+def test_the_published_scheme_computes_what_ours_does(program, tokens):
+    shape = MoeShape(
+        num_experts=6, top_k=2, hidden_size=80, intermediate_size=48, activation="silu",
+        renormalize=True,
+    )  # fmt: skip
+    hidden = torch.randn(tokens, 80, dtype=torch.float16)
+    weights, experts = route(torch.randn(tokens, 6), 2, renormalize=True)
+    gate_up = torch.randn(6, 96, 80, dtype=torch.float16) * 80**-0.5
+    down = torch.randn(6, 80, 48, dtype=torch.float16) * 48**-0.5
+    out = program.PublishedScheme(TILES)(hidden, weights, experts, gate_up, down)
+    context = shape.context(torch.device("cpu"), torch.float16, 64)
+    ours = program.create_backend(context, program.TritonMoeSettings())
+    right = ours.run_experts(hidden, weights, experts, gate_up, down)
+    torch.testing.assert_close(out, right, rtol=1e-2, atol=1e-2)
+
+
+def test_it_writes_a_line_for_each_number_of_tokens(program, tmp_path, monkeypatch, capsys):
+    file = write_config("Qwen3-30B-A3B", tmp_path / "Small")
+    values = json.loads(file.read_text())
+    values |= {
+        "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4,
+        "num_experts_per_tok": 2, "num_attention_heads": 4, "head_dim": 8, "vocab_size": 50,
+        "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    file.write_text(json.dumps(values))
+    tiles, out = tmp_path / "tiles.json", tmp_path / "out.json"
+    tiles.write_text(json.dumps(TILES))
+
+    def once(calls, device, *, graph):
+        calls[0]()
+        return Timing((1e-3,), "clock")
+
+    monkeypatch.setattr(program, "time_calls", once)
+    words = ["--model", str(file.parent), "--tokens", "1,9", "--published", str(tiles)]
+    words += ["--device", "cpu", "--json", str(out), "--commit", "abc"]
+    monkeypatch.setattr("sys.argv", ["moe_layers.py", *words])
+    program.main()
+    few, sorted_ones = json.loads(out.read_text())["lines"]
+    assert (few["tokens"], sorted_ones["tokens"]) == (1, 9)
+    assert list(few["stages_us"]) == ["route", "gate_up", "down"]
+    assert list(sorted_ones["stages_us"]) == ["route", "sort", "gate_up", "down", "sum"]
+    for line in (few, sorted_ones):
+        assert line["us"] == pytest.approx(1000)
+        assert line["others"]["published"]["error"] < 3e-2
+    assert "published" in capsys.readouterr().out
