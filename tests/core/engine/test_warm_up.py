@@ -11,6 +11,7 @@ import torch
 
 from minisgl.bootstrap import build_scheduler
 from minisgl.bootstrap import engine as bootstrap_engine
+from minisgl.bootstrap.stages import Stages
 from minisgl.engine import logits_bound
 from minisgl.engine.device_reports import ScoredChunk
 from minisgl.engine.engine import Engine
@@ -66,7 +67,7 @@ def test_every_operation_has_run_in_every_dtype_before_the_first_request(
         model=str(tiny), max_prefill_tokens=budget, cuda_graph_max_rows=0
     )
     on_card: Any = SimpleNamespace(device=torch.device("cuda"))
-    bootstrap_engine._warm_up(engine, settings, engine._model, on_card, progress=False)
+    bootstrap_engine._warm_up(engine, settings, engine._model, on_card, Stages(), progress=False)
     half, single = torch.bfloat16, torch.float32
     in_both = {"sample_gumbel", "sample_filtered", "mask_tokens"}
     of_changed = {"bias_logits", "ban_sequences", "mask_logits", "penalize"}
