@@ -1,6 +1,7 @@
 """Ranks in the records of our plugins are those of the run that is kept in benchmarks/results."""
 
 import importlib.util
+import json
 
 import pytest
 
@@ -32,6 +33,26 @@ script = load_script()
 def test_ranks_are_those_of_the_run():
     for path, text in script.modules().items():
         assert path.read_text() == text, "run: python benchmarks/attention_ranks.py"
+
+
+def test_figures_in_the_readme_of_fa_are_those_of_the_run():
+    """The first of two that were measured twice is the published case."""
+    cases = [
+        "prefill:1x8192:32/8x128:p128", "prefill:1x8192:32/8x128:p16",
+        "prefill:16x1024:16/8x128:p128", "decode:256x450-1350:16/8x128:p64",
+        "decode:1x2048:16/8x128:p16",
+    ]  # fmt: skip
+    run = json.loads((ROOT / "benchmarks" / "results" / "attention-h200.json").read_text())
+    rates: dict[tuple[str, str], float] = {}
+    for one in run["cells"]:
+        if one["rate"] is not None:
+            rates.setdefault((one["case"], one["backend"]), one["rate"] / 1e12)
+    lines = (ROOT / "minisgl-attn-fa" / "README.md").read_text().splitlines()
+    first = lines.index("| | FlashAttention 4 | FlashInfer |") + 2
+    for case, line in zip(cases, lines[first:], strict=False):
+        decimals = 0 if case.startswith("prefill") else 2
+        expected = [f"{rates[case, name]:.{decimals}f}" for name in ("minisgl-attn-fa:fa", FLASH)]
+        assert line.split(" | ")[1:] == [expected[0], f"{expected[1]} |"], line
 
 
 def test_each_of_our_backends_has_ranks():

@@ -67,7 +67,7 @@ def test_the_fastest_launch_that_fits_is_kept(timed: list[object], tmp_path: Pat
     for tile, gated in ((grouped.gate_up, True), (grouped.down, False)):
         tried = quickest(candidates.tiles(grouped.rows, tile.group, SHARED, gated=gated))
         assert tile in tried
-    assert str(tmp_path) in text
+    assert f"to use it, type: --set backend_options.triton.tuned_folder={tmp_path}" in text
     assert "not sorted" in text
     assert "tiles of" in text
 
@@ -92,6 +92,16 @@ def test_other_numbers_of_tokens_stay_and_a_broken_file_is_replaced(tmp_path: Pa
     found = find_tuned(key_of(CONTEXT), tmp_path)
     assert found is not None
     assert [launch.tokens for launch in found.launches] == [1, 4, 16]
+
+
+@pytest.mark.usefixtures("timed")
+def test_what_lies_where_the_backend_looks_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    text = tune.tune(CONTEXT, TuneRequest(tokens=(1,), progress=False))
+    assert "it is used from now on" in text
+    assert find_tuned(key_of(CONTEXT)) is not None
 
 
 def test_it_needs_a_gpu(tmp_path: Path) -> None:

@@ -81,7 +81,14 @@ def tune(context: MoeContext, request: TuneRequest) -> str:
             _write(key, launches, folder)
     took = time.monotonic() - began
     file = folder / key.file_name
-    return "\n".join([*lines, f"{file} was written within {took:.0f} s and is used from now on"])
+    return "\n".join([*lines, f"{file} was written within {took:.0f} s; {_how_used(folder)}"])
+
+
+def _how_used(folder: Path) -> str:
+    option = "backend_options.triton.tuned_folder"
+    if folder.absolute() == user_folder().absolute():
+        return f"it is used from now on, unless {option} names another folder"
+    return f"to use it, type: --set {option}={folder.absolute()}"
 
 
 def _write(key: Key, launches: Mapping[int, Launch], folder: Path) -> None:

@@ -26,10 +26,14 @@ from minisgl.benchmark.attention_rig import (
     sample_tokens,
 )
 from minisgl.cli import main
+from minisgl.cli.bench import output
+from minisgl.engine import memory_plan
+from minisgl.engine.memory_plan import DeviceMemory
 from minisgl.errors import SettingsError
 from minisgl.plugins import AttentionBackendRecord, Capabilities, NoSettings, Supported, builtin
 from minisgl.plugins.host import load_plugins
 from minisgl.settings import Settings
+from support.measured_cells import cell, write_measurements
 
 CPU = torch.device("cpu")
 DECODE, PREFILL = "decode:4x5-30:4/2x16:p4", "prefill:2x7-12+9:4/2x16:p4"
@@ -315,6 +319,62 @@ def test_what_was_kept_is_shown_and_drawn_again(tmp_path, capsys):
     assert "--read='" in capsys.readouterr().err
 
 
+def shown(tmp_path, capsys, **changes):
+    """Show a file of two backends, changed so; return the exit code and what was printed."""
+    cells = [
+        cell(text, name, 5.0, rate=1e9, fraction=0.5)
+        for text in (DECODE, PREFILL) for name in ("acme:a", "acme:b")
+    ]  # fmt: skip
+    path = write_measurements(tmp_path / "kept.json", changes.pop("cells", cells), **changes)
+    code = main(["bench", "kernels", "--attention", "--read", str(path)])
+    return code, capsys.readouterr()
+
+
+def test_published_cases_alone_are_shown(tmp_path, capsys):
+    """A run that was stopped after its first table has no others."""
+    cells = [cell(DECODE, "acme:a", 5.0, part="published", rate=1e9, fraction=0.5)]
+    code, printed = shown(tmp_path, capsys, cells=cells)
+    assert (code, DECODE in printed.out) == (0, True)
+
+
+def test_a_backend_without_a_cell_leaves_a_hole(tmp_path, capsys):
+    cells = [
+        cell(DECODE, "acme:a", 5.0, rate=1e9, fraction=0.5),
+        cell(PREFILL, "acme:b", 5.0, rate=1e9, fraction=0.5),
+    ]
+    code, printed = shown(tmp_path, capsys, cells=cells)
+    lines = {line.split()[0]: line.split() for line in printed.out.splitlines() if line}
+    assert code == 0
+    assert lines[DECODE][-1] == "-"
+    assert lines[PREFILL][1] == "-"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"refused": []}, "$.refused"),
+        ({"command": None}, "$.command"),
+        ({"cells": [{**cell(DECODE, "acme:a", 5.0), "case": "decode"}]}, "'decode' is no case"),
+        ({"cells": [{**cell(DECODE, "acme:a", 5.0), "times_us": 5}]}, "$.cells[0].times_us"),
+        ({"cells": [cell(DECODE, "acme:a", 5.0)]}, "has no us, rate or fraction"),
+    ],
+)
+def test_a_kept_file_that_was_spoilt_is_refused(changes, message, tmp_path, capsys):
+    code, printed = shown(tmp_path, capsys, **changes)
+    assert code == 2
+    assert "error: --read='" in printed.err
+    assert message in printed.err
+
+
+def test_cases_that_take_more_memory_than_is_free_are_skipped(tmp_path, monkeypatch):
+    """Catches: a CPU whose memory nobody has asked about, and a process that is killed."""
+    free = DeviceMemory(total=2**30, free=1000)
+    monkeypatch.setattr(memory_plan, "measure", lambda device: free)
+    record = run(tmp_path, "--cases", DECODE)
+    assert [one["status"] for one in record["cells"]] == ["skipped"]
+    assert "--memory-gib allows 0.0" in record["cells"][0]["reason"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -323,6 +383,10 @@ def test_what_was_kept_is_shown_and_drawn_again(tmp_path, capsys):
         (["--attention", "--cases", DECODE, "--contexts", "5"], "leave --contexts out"),
         (["--attention", "--cases", DECODE, "--rows", "5"], "leave --rows out"),
         (["--attention", "--read", "x.json", "--rows", "5"], "leave all but --picture out"),
+        (["--attention", "--read", "x.json", "--backends", "torch"], "leave all but --picture"),
+        (["--attention", "--model", "Qwen3-14B"], "the heads of --models; leave --model out"),
+        (["--attention", "--contexts", "5,0"], "--contexts: a number of at least 1 is needed"),
+        (["--attention", "--picture", "grid.png.txt"], "a picture ends with .png, .svg"),
         (["--attention", "--phases", "verify"], "unknown name 'verify'"),
         (["--attention", "--models", "Qwen3-14"], "Nearest: 'Qwen3-14B'"),
         (["--attention", "--prompts", "5"], "'5' is no prefill"),
@@ -333,6 +397,16 @@ def test_what_was_kept_is_shown_and_drawn_again(tmp_path, capsys):
 def test_flags_that_mean_nothing_are_refused(words, message, capsys):
     assert main(["bench", "kernels", "--quick", *words]) in {2, 3}
     assert message in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_no_traceback(monkeypatch, capsys):
+    """Before the run if that can be known, and a full disk when it is."""
+    line = [*COMMAND, "--cases", DECODE, "--json"]
+    assert main([*line, "/dev/full"]) == 1
+    assert "'/dev/full' cannot be written: No space left on device" in capsys.readouterr().err
+    monkeypatch.setattr(output.os, "access", lambda *_: False)
+    assert main([*line, "x.json"]) == 2
+    assert "--json 'x.json' cannot be written to; name another file" in capsys.readouterr().err
 
 
 def test_a_picture_needs_matplotlib(monkeypatch, capsys):

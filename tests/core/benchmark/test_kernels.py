@@ -61,6 +61,9 @@ def test_a_case_reads_as_it_is_written():
         ("decode:4x9-5:4/2x16:p4", "MIN is at most MAX"),
         ("decode:4x5:4/3x16:p4", "KV heads divide"),
         ("verify:4x5:4/2x16:p4", "is no case"),
+        ("decode:1000000000x5:4/2x16:p4", "at most 65536 rows"),
+        ("decode:1x2147483647+4:4/2x16:p4", "at most 65536 rows of 2147483647 tokens"),
+        ("decode:1x5:4/2x100000:p4", "head dim and page size are at most 65536"),
     ],
 )
 def test_a_wrong_case_is_refused(text, message, capsys):
@@ -182,6 +185,15 @@ def test_a_published_name_is_a_shape_and_another_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 3}')
     with pytest.raises(SettingsError, match="has no intermediate_size"):
         model_shape(str(tmp_path))
+    for text, message in (
+        ("{", "cannot be read: Expecting property name"),
+        ("[]", "must hold a JSON object, found list"),
+        ('{"hidden_size": "x", "intermediate_size": 5, "num_attention_heads": 2}', "no configurat"),
+        ('{"hidden_size": 8, "intermediate_size": 5, "num_attention_heads": 0}', "no configuratio"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(SettingsError, match=message):
+            model_shape(str(tmp_path))
 
 
 def test_the_command_prints_lines_and_writes_all(tiny, tmp_path, capsys):
@@ -295,6 +307,19 @@ def test_a_backend_that_cannot_run_says_why_and_the_others_are_measured(tmp_path
     rig = AttentionRig(parse_case(DECODE), load_plugins(), Settings(), CPU, torch.float32)
     with pytest.raises(UnsupportedBackendError):
         rig.create("narrow")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "ops", "--backends", "torch"], "--backends is about attention"),
+        (["--only", "moe", "--cases", DECODE], "--cases is about attention"),
+        (["--only", "attention", "--rows", "4"], "--rows is about operations and experts"),
+    ],
+)
+def test_flags_of_what_only_leaves_out_are_refused(words, message, capsys):
+    assert main(["bench", "kernels", "--quick", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_an_unknown_backend_is_refused(capsys):

@@ -116,5 +116,11 @@ def test_the_command_writes_and_never_replaces_another_one(tmp_path, capsys):
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == 1024
     with pytest.raises(SettingsError, match="name a new folder"):
         write_config("Qwen3-4B", folder)
+    file = folder / "config.json"
+    assert main(["bench", "write-config", "Qwen3-0.6B", str(file)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    file.write_bytes(b"\xff")
+    assert main(["bench", "write-config", "Qwen3-0.6B", str(folder)]) == 2
+    assert "exists and is another one" in capsys.readouterr().err
     assert main(["bench", "write-config", "qwen3-0.6b", str(folder)]) == 2
     assert "Nearest: 'Qwen3-0.6B'" in capsys.readouterr().err

@@ -149,6 +149,11 @@ def test_explain_what_cannot_be(site, run, arguments, message):
     assert message in run("explain", *arguments, code=2).err
 
 
+def test_explain_experts_that_cannot_be_spread_as_serve_would(site, run, models):
+    line = ["explain", "moe", "--model", models["Qwen3ForCausalLM"], "--device", "cpu"]
+    assert "has no routed experts; set it to 1" in run(*line, "--tp", "2", "--ep", "2", code=2).err
+
+
 def test_explain_a_malformed_compute_capability(site, run, models):
     arguments = ["attention", "--model", models["Qwen3ForCausalLM"], "--compute-capability", "9"]
     done = run("explain", *arguments, code=2)

@@ -135,10 +135,24 @@ def test_a_file_that_is_none_is_refused(tmp_path, content, message):
 
 
 def test_a_file_in_which_nothing_ran_is_refused(measured):
-    with pytest.raises(SettingsError, match="holds no case that any backend ran"):
+    with pytest.raises(SettingsError, match="holds no case of the grid that any backend ran"):
         measured([cell(SMALL, A, None, "skipped")])
     with pytest.raises(SettingsError, match=r"Invalid enum value 'fine' - at `\$.cells.0..st"):
         measured([{**cell(SMALL, A, 1.0), "status": "fine"}])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("page_size", 0), ("num_kv_heads", -8), ("head_dim", 10**400), ("num_q_heads", 1.5),
+        ("rows", "4"), ("us", 0.0), ("us", -3.0), ("us", 1e300),
+    ],
+)  # fmt: skip
+def test_numbers_from_which_no_rank_follows_are_refused(measured, field, value):
+    """Catches: a logarithm of nothing in the middle of a start."""
+    bad = {**cell(LARGE, B, 1.0), field: value}
+    with pytest.raises(SettingsError, match=r"is no file of measurements: .*write one with"):
+        measured([cell(SMALL, A, 1.0), bad]).judge(A, query(), "decode")
 
 
 def test_a_file_of_another_device_or_dtype_is_refused(measured):

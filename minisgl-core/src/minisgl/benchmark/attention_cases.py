@@ -19,6 +19,13 @@ _SYNTAX: Final = re.compile(
 )
 _EXAMPLE: Final = "decode:256x450-1350:16/8x128:p16"
 
+_MOST_ROWS: Final = 2**16
+_MOST_TOKENS: Final = 2**31 - 1
+"""Of a row: lengths are int32."""
+
+_MOST: Final = 2**16
+"""Heads, elements of a head, tokens of a page."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCase:
@@ -108,6 +115,13 @@ def parse_case(text: str) -> AttentionCase:
     if min(sizes) < 1 or low > case.lengths[1] or case.num_q_heads % case.num_kv_heads:
         raise SettingsError(
             f"{text!r}: all numbers are at least 1, MIN is at most MAX, and KV heads divide Q heads"
+        )
+    others = (case.num_q_heads, case.head_dim, case.page_size)
+    tokens = case.prefix + case.lengths[1]
+    if case.num_rows > _MOST_ROWS or tokens > _MOST_TOKENS or max(others) > _MOST:
+        raise SettingsError(
+            f"{text!r}: at most {_MOST_ROWS} rows of {_MOST_TOKENS} tokens with the prefix; heads, "
+            f"head dim and page size are at most {_MOST}"
         )
     if case.phase == "decode" and case.prefix % case.page_size:
         raise SettingsError(

@@ -3,15 +3,19 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+import msgspec
 
 from minisgl.benchmark.attention_cases import AttentionCase, parse_case
 from minisgl.benchmark.attention_grid import Part
 from minisgl.benchmark.attention_rig import AttentionRig, Run, count_layers, count_pages, pool_query
 from minisgl.benchmark.timing import Target
+from minisgl.errors import SettingsError
 from minisgl.plugins.host import PluginHost
+from minisgl.plugins.measurements import DeviceName
 from minisgl.plugins.records import BackendQuery, Phase
 from minisgl.plugins.selection import explain_attention
 from minisgl.settings import Settings
@@ -97,14 +101,44 @@ class Cell:
         }
 
 
-def read_cells(record: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of a record that was written from ``as_dict`` of each."""
-    names = {field.name for field in fields(Cell)}
+class KeptCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``Cell`` as ``as_dict`` writes it, with what follows from its case left out."""
+
+    part: Part
+    case: str
+    backend: str
+    status: Status
+    reason: str
+    times_us: tuple[float, ...]
+    us: float | None
+    rate: float | None
+    fraction: float | None
+    error: float | None
+    clock: str
+    set_up_s: float | None
+
+
+class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What tables and pictures show of a file that was kept."""
+
+    date: str
+    device: DeviceName
+    command: str
+    refused: dict[str, str]
+    cells: tuple[KeptCell, ...]
+
+
+def read_cells(kept: Sequence[KeptCell]) -> list[Cell]:
+    """Return cells from what was kept of them.
+
+    Raises:
+        SettingsError: one has no case, or ran and has no figures.
+    """
     found = []
-    for one in record["cells"]:
-        values = {name: value for name, value in one.items() if name in names}
-        values |= {"case": parse_case(one["case"]), "times_us": tuple(one["times_us"])}
-        found.append(Cell(**values))
+    for one in kept:
+        if one.status == "ok" and None in (one.us, one.rate, one.fraction):
+            raise SettingsError(f"{one.case} of {one.backend} ran, and has no us, rate or fraction")
+        found.append(Cell(**{**msgspec.structs.asdict(one), "case": parse_case(one.case)}))
     return found
 
 

@@ -99,7 +99,7 @@ def model_shape(reference: str) -> ModelShape:
     if reference in CONFIGS or not file.is_file():
         config: Mapping[str, Any] = published_config(reference)
     else:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = _read_config(file)
     try:
         return ModelShape(
             name=Path(reference).name,
@@ -114,6 +114,18 @@ def model_shape(reference: str) -> ModelShape:
         )
     except KeyError as error:
         raise SettingsError(f"{str(file)!r} has no {error.args[0]}") from error
+    except (TypeError, ZeroDivisionError) as error:
+        raise SettingsError(f"{str(file)!r} is no configuration of a model: {error}") from error
+
+
+def _read_config(file: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{str(file)!r} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise SettingsError(f"{str(file)!r} must hold a JSON object, found {type(config).__name__}")
+    return config
 
 
 def op_cases(

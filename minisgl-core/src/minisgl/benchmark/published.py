@@ -254,12 +254,18 @@ def write_config(name: str, folder: Path) -> Path:
     """Write the ``config.json`` of a model into ``folder``, which is made if need be; return it.
 
     Raises:
-        SettingsError: the name is unknown, or another ``config.json`` is there already.
+        SettingsError: the name is unknown, another ``config.json`` is there already, or no folder
+            can be made.
     """
     text = json.dumps(dict(sorted(published_config(name).items())), indent=2) + "\n"
     file = folder / "config.json"
-    if file.exists() and file.read_text(encoding="utf-8") != text:
-        raise SettingsError(f"{str(file)!r} exists and is another one; name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    try:
+        if file.exists() and file.read_bytes() != text.encode():
+            raise SettingsError(f"{str(file)!r} exists and is another one; name a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"{str(file)!r} cannot be written: {error.strerror}; name another folder"
+        ) from error
     return file

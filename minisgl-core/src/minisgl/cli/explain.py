@@ -105,12 +105,14 @@ def _query(
     import torch
 
     from minisgl.bootstrap import resolve_dtype
+    from minisgl.bootstrap.experts import check_expert_parallel
     from minisgl.models.checkpoint import open_checkpoint
 
     path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
     checkpoint = open_checkpoint(path, settings.model.load_format)
     model = select_model(host, checkpoint.architectures, settings.model.implementation)
     config = load_object(model.record.config_reader)(checkpoint.hf_config)
+    check_expert_parallel(settings, config)
     device, found = _device(settings.engine.device)
     resolved = resolve_dtype(settings.model.dtype, config.dtype, torch.device(device))
     dtype = str(resolved).removeprefix("torch.")

@@ -92,6 +92,12 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     return assignments.values
 
 
+def typed_settings(args: argparse.Namespace) -> frozenset[str]:
+    """Return the dotted names of the settings that were typed, but for those of logging."""
+    given = getattr(args, _DEST, None) or ()
+    return frozenset(name for _, name, _ in given if not name.startswith("log."))
+
+
 class _Record(argparse.Action):
     """Appends (spelling, setting, value); a switch has its value from ``const``."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, log2
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -31,6 +31,10 @@ LEAST_GAIN: Final = 0.05
 
 T = TypeVar("T")
 
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+_Microseconds = Annotated[float, msgspec.Meta(ge=1e-3, le=1e12)]
+"""Beyond these no ratio of two is a number; a file holds three decimals."""
+
 
 class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
     """One backend at one case; see ``minisgl.benchmark.attention_cells.Cell``."""
@@ -38,15 +42,15 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
     part: str
     case: str
     phase: Phase
-    rows: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    page_size: int
+    rows: _Count
+    num_q_heads: _Count
+    num_kv_heads: _Count
+    head_dim: _Count
+    page_size: _Count
     backend: str
     status: Literal["ok", "wrong", "refused", "failed", "skipped"]
     reason: str
-    us: float | None
+    us: _Microseconds | None
 
     @property
     def shape(self) -> "Shape":
@@ -54,7 +58,9 @@ class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
         return Shape(self.page_size, self.num_q_heads, self.num_kv_heads, self.head_dim)
 
 
-class _Device(msgspec.Struct, frozen=True):
+class DeviceName(msgspec.Struct, frozen=True):
+    """Of the device that was measured."""
+
     name: str
 
 
@@ -66,7 +72,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 class _File(msgspec.Struct, frozen=True, kw_only=True):
     date: str
     dtype: str
-    device: _Device
+    device: DeviceName
     cells: tuple[MeasuredCell, ...]
 
 
@@ -203,7 +209,7 @@ class Measurements:
 def read_measurements(
     path: Path, max_rows: int | None = None, setting: str = SETTING
 ) -> Measurements:
-    """Return what a file of measurements holds.
+    """Return what ranks follow from in a file of measurements.
 
     Args:
         path: of the file.
@@ -212,6 +218,34 @@ def read_measurements(
 
     Raises:
         SettingsError: it is missing, no such file, of another version, or has nothing in it.
+    """
+    file = read_file(path, setting, _File)
+    cells = tuple(one for one in file.cells if one.part == "grid")
+    if not any(one.status == "ok" for one in cells):
+        raise SettingsError(
+            f"{setting}={str(path)!r} holds no case of the grid that any backend ran; measure "
+            f"again with {_COMMAND}"
+        )
+    return Measurements(
+        file=str(path),
+        date=file.date,
+        device=file.device.name,
+        dtype=file.dtype,
+        cells=cells,
+        max_rows=max_rows,
+    )
+
+
+def read_file(path: Path, setting: str, kind: type[T]) -> T:
+    """Return a file of measurements as ``kind``, a ``msgspec`` struct of some of its fields.
+
+    Args:
+        path: of the file.
+        setting: what names it, for messages.
+        kind: what of it is wanted.
+
+    Raises:
+        SettingsError: it is missing, no such file, or of another version.
     """
     name = f"{setting}={str(path)!r}"
     try:
@@ -232,20 +266,7 @@ def read_measurements(
             f"{name} has format {head.format}, this version reads {FORMAT}; measure "
             f"again with {_COMMAND}"
         )
-    file = _decode(text, _File, name)
-    cells = tuple(one for one in file.cells if one.part == "grid")
-    if not any(one.status == "ok" for one in cells):
-        raise SettingsError(
-            f"{name} holds no case that any backend ran; measure again with {_COMMAND}"
-        )
-    return Measurements(
-        file=str(path),
-        date=file.date,
-        device=file.device.name,
-        dtype=file.dtype,
-        cells=cells,
-        max_rows=max_rows,
-    )
+    return _decode(text, kind, name)
 
 
 def scores(cells: Iterable[MeasuredCell]) -> dict[str, float]:

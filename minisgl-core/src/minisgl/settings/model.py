@@ -131,6 +131,7 @@ class AttentionSettings(Section):
     shared_prefix_mib: float = Field(
         128.0,
         ge=0,
+        le=2**40,
         allow_inf_nan=False,
         description="Decode rows attend to a cached prefix that they share once, if that saves "
         "reading so many MiB of K and V a layer; 0 switches it off.",

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from minisgl.cli.bench.attention_table import format_group, format_head, format_reasons
-from minisgl.cli.bench.numbers import names, number, numbers
+from minisgl.cli.bench.numbers import names, number, numbers, words
 from minisgl.cli.bench.output import check_writable, write_cells
+from minisgl.cli.flags import typed_settings
 from minisgl.errors import SettingsError
-from minisgl.plugins.measurements import FORMAT, read_measurements
+from minisgl.plugins.measurements import FORMAT, read_file
 from minisgl.settings import ResolvedSettings
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "times as many (default: 512,2048,8192,32768)",
     )  # fmt: skip
     group.add_argument(
-        "--prompts", type=_words, metavar="ROWSxN[+CACHED],...",
+        "--prompts", type=words, metavar="ROWSxN[+CACHED],...",
         help="prefill launches: prompts, tokens of each, and cached tokens before them, such as "
         "4x2048,1x512+8192",
     )  # fmt: skip
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--page-sizes", type=numbers, metavar="N,...", help="tokens a page (default: 16,64,128)"
     )
     group.add_argument(
-        "--models", type=_words, metavar="MODEL,...",
+        "--models", type=words, metavar="MODEL,...",
         help="whose heads: published names, or folders with a config.json (default: Qwen3-0.6B, "
         "Qwen3-14B, Qwen3-30B-A3B, Llama-3.1-8B)",
     )  # fmt: skip
@@ -88,17 +89,24 @@ def check_arguments(args: argparse.Namespace) -> None:
     """
     check_writable("--picture", args.picture)
     if args.picture is not None:
-        from minisgl.benchmark.pictures import check_matplotlib
+        from minisgl.benchmark.pictures import check_picture
 
-        check_matplotlib("--picture")
+        check_picture("--picture", args.picture)
     given = [f"--{name.replace('_', '-')}" for name in _GRID_FLAGS if getattr(args, name)]
     if given and not args.attention:
         raise SettingsError(f"{given[0]} is about the grid of attention; add --attention")
     if args.attention and args.only is not None:
         raise SettingsError("--attention measures attention alone; leave --only out")
     others = [flag for flag in given if flag not in ("--read", "--picture")]
-    if args.read is not None and (others or args.cases or args.rows or args.json):
+    measures = [
+        flag
+        for flag in ("backends", "cases", "rows", "json", "quick", "commit")
+        if getattr(args, flag)
+    ]
+    if args.read is not None and (others or measures or typed_settings(args)):
         raise SettingsError("--read measures nothing; leave all but --picture out")
+    if args.attention and "model.path" in typed_settings(args):
+        raise SettingsError("--attention measures the heads of --models; leave --model out")
     shape = [flag for flag in others if flag not in ("--time-limit", "--memory-gib")]
     if args.cases and args.attention and (shape or args.rows):
         raise SettingsError(f"--cases replaces the grid; leave {(shape or ['--rows'])[0]} out")
@@ -172,24 +180,24 @@ def show_file(path: Path, picture: Path | None) -> int:
     Raises:
         SettingsError: the file holds no such run.
     """
-    import json
+    from minisgl.benchmark.attention_cells import KeptRun, read_cells
 
-    from minisgl.benchmark.attention_cells import read_cells
-
-    read_measurements(path, setting="--read")  # says what is wrong with a file
-    record = json.loads(path.read_text(encoding="utf-8"))
-    cells = read_cells(record)
+    kept = read_file(path, "--read", KeptRun)
+    try:
+        cells = read_cells(kept.cells)
+    except SettingsError as error:
+        raise SettingsError(f"--read={str(path)!r} cannot be shown: {error}") from error
     backends = list(dict.fromkeys(cell.backend for cell in cells))
     num_cases = len({str(cell.case) for cell in cells})
-    print(f"{record['device']['name']}, {record['date'][:10]}: {record['command']}")
-    print(format_head(backends, record["refused"], num_cases))
+    print(f"{kept.device.name}, {kept.date[:10]}: {kept.command}")
+    print(format_head(backends, kept.refused, num_cases))
     for _, group in groupby(cells, key=lambda cell: _group_of(cell.part, cell.case)):
         print(format_group(list(group), backends))
     print(format_reasons(cells, backends))
     if picture is not None:
         from minisgl.benchmark.attention_picture import draw
 
-        draw(cells, record["device"]["name"], picture)
+        draw(cells, kept.device.name, picture)
     return 0
 
 
@@ -245,18 +253,8 @@ def _group_of(part: "Part", case: "AttentionCase") -> tuple[object, ...]:
 
 
 def _memory_bytes(gib: int | None, target: "Target") -> float:
-    import torch
+    from minisgl.engine.memory_plan import measure
 
     if gib is not None:
         return gib * 2.0**30
-    if target.device.type != "cuda":
-        return _MEMORY_GIB * 2.0**30
-    free, _ = torch.cuda.mem_get_info(target.device)
-    return min(_MEMORY_GIB * 2.0**30, _MEMORY_SHARE * free)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(","))
-    if not all(words):
-        raise SettingsError(f"a list of names is needed, such as a,b, got {text!r}")
-    return words
+    return min(_MEMORY_GIB * 2.0**30, _MEMORY_SHARE * measure(target.device).free)

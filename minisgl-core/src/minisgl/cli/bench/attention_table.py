@@ -28,10 +28,10 @@ def format_group(cells: "Sequence[Cell]", backends: Sequence[str]) -> str:
         f"{'case':<{width}}" + "".join(f"{_short(one):>{_WIDTH}}" for one in backends),
     ]
     for case in cases:
-        row = [found[case, backend] for backend in backends]
-        right = [cell.us for cell in row if cell.status == "ok" and cell.us is not None]
+        row = [found.get((case, backend)) for backend in backends]
+        right = [cell.us for cell in row if cell and cell.status == "ok" and cell.us is not None]
         best = min(right, default=None)
-        texts = (_cell(cell, best=cell.status == "ok" and cell.us == best) for cell in row)
+        texts = (_cell(cell, best) for cell in row)
         lines.append(f"{case:<{width}}" + "".join(f"{text:>{_WIDTH}}" for text in texts))
     return "\n".join(lines)
 
@@ -52,12 +52,17 @@ def format_reasons(cells: "Sequence[Cell]", backends: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _cell(cell: "Cell", *, best: bool) -> str:
+def _cell(cell: "Cell | None", best: float | None) -> str:
+    """Return the text of one backend; none has run a case that somebody took out of the file."""
+    if cell is None:
+        return "-"
     if cell.rate is None or cell.fraction is None:
         return _shown(cell.status)
     rate = cell.rate / 1e12
     precise = f"{rate:.0f}" if rate >= 10 else f"{rate:.2f}" if rate >= 0.1 else f"{rate:.2g}"
-    text = f"{'*' if best else ''}{precise} {cell.fraction:>4.0%}"
+    text = (
+        f"{'*' if cell.status == 'ok' and cell.us == best else ''}{precise} {cell.fraction:>4.0%}"
+    )
     return text if cell.status == "ok" else f"WRONG {text}"
 
 

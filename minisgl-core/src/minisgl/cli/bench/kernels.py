@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minisgl.cli.bench import attention
-from minisgl.cli.bench.numbers import numbers
+from minisgl.cli.bench.numbers import numbers, words
 from minisgl.cli.bench.output import check_writable, write_json
 from minisgl.cli.flags import add_settings_arguments
 from minisgl.errors import SettingsError
@@ -38,10 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure only one of the three (default: all that the model has)",
     )
     parser.add_argument(
-        "--backends", type=_words, metavar="NAME,...", help="attention backends (default: all)"
+        "--backends", type=words, metavar="NAME,...", help="attention backends (default: all)"
     )
     parser.add_argument(
-        "--cases", type=_words, metavar="CASE,...",
+        "--cases", type=words, metavar="CASE,...",
         help="attention cases: names, such as decode-256 or prefill-8k, or a shape of your own, "
         "such as decode:256x450-1350:16/8x128:p16 (rows x tokens, query/KV heads x head dim, page "
         "size); by default all, or the small ones on a CPU",
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     """Measure the ceilings, then each case, and print it as it comes."""
     check_writable("--json", args.json)
     attention.check_arguments(args)
+    _check_only(args)
     if args.read is not None:
         return attention.show_file(args.read, args.picture)
     if args.attention:
@@ -103,6 +104,25 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     }
     write_json(args.json, record)
     return 0
+
+
+def _check_only(args: argparse.Namespace) -> None:
+    """Refuse flags of what ``--only`` leaves out.
+
+    Raises:
+        SettingsError: names the flag.
+    """
+    if args.only in ("ops", "moe"):
+        for flag in ("cases", "backends"):
+            if getattr(args, flag):
+                raise SettingsError(
+                    f"--{flag} is about attention; leave it out, or --only {args.only}"
+                )
+    if args.only == "attention" and args.rows:
+        raise SettingsError(
+            "--rows is about operations and experts, the rows of attention are those of --cases; "
+            "leave it or --only attention out, or take the grid of --attention"
+        )
 
 
 def _attention(
@@ -215,10 +235,3 @@ def _print(line: "Measured") -> None:
         f"{title}{line.us:>10.1f}{moved:>9}{computed:>9}{line.fraction:>9.0%}  {line.clock}",
         flush=True,
     )
-
-
-def _words(text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(","))
-    if not all(words):
-        raise SettingsError(f"a list of names is needed, such as a,b, got {text!r}")
-    return words

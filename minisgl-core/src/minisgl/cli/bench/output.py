@@ -1,11 +1,12 @@
 """Where the results of a benchmark go besides the terminal."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minisgl.errors import SettingsError
+from minisgl.errors import MinisglError, SettingsError
 
 
 def check_writable(flag: str, path: Path | None) -> None:
@@ -18,12 +19,14 @@ def check_writable(flag: str, path: Path | None) -> None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise SettingsError(f"{flag} {str(path)!r} must be a file in a folder that exists")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise SettingsError(f"{flag} {str(path)!r} cannot be written to; name another file")
 
 
 def write_json(path: Path | None, record: dict[str, Any]) -> None:
     """Write a record, if a path was given."""
     if path is not None:
-        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        _write(path, json.dumps(record, indent=2) + "\n")
 
 
 def write_cells(path: Path | None, record: dict[str, Any], cells: Sequence[Any]) -> None:
@@ -32,4 +35,11 @@ def write_cells(path: Path | None, record: dict[str, Any], cells: Sequence[Any])
         return
     head = json.dumps(record, indent=2).removesuffix("\n}")
     lines = ",\n".join(f"    {json.dumps(cell)}" for cell in cells)
-    path.write_text(f'{head},\n  "cells": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
+    _write(path, f'{head},\n  "cells": [\n{lines}\n  ]\n}}\n')
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MinisglError(f"{str(path)!r} cannot be written: {error.strerror}") from error

@@ -34,9 +34,9 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:  # noqa: A
     )
 
     if args.plot is not None:
-        from minisgl.benchmark.pictures import check_matplotlib
+        from minisgl.benchmark.pictures import check_picture
 
-        check_matplotlib("--plot")
+        check_picture("--plot", args.plot)
     target, model = _target(args)
     jobs = _jobs(args, model)
     _warm_up(args, target, jobs[: args.warmup])

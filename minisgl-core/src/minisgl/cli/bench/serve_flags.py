@@ -218,7 +218,7 @@ def _float(text: str) -> float:
 def _positive(text: str) -> float:
     value = _float(text)
     if not 0 < value < math.inf:
-        raise SettingsError(f"a number greater than 0 is needed, got {text!r}")
+        raise argparse.ArgumentTypeError(f"a number greater than 0 is needed, got {text!r}")
     return value
 
 
@@ -230,8 +230,8 @@ def _rate(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit():
-        raise SettingsError(f"a number of at least 0 is needed, got {text!r}")
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a number of at least 0 is needed, got {text!r}")
     return int(text)
 
 
