@@ -46,6 +46,7 @@ def test_without_triton_it_says_so_and_imports_nothing_heavy():
     [
         ({}, None),
         ({"dtype": "float16", "compute_capability": (8, 0)}, None),
+        ({"sliding_window": True, "logit_soft_cap": True}, None),
         ({"device": "cpu", "compute_capability": None}, "needs device cuda, found cpu"),
         ({"compute_capability": (7, 5)}, "needs compute capability 8.0, found 7.5"),
         ({"dtype": "float32"}, "needs dtype bfloat16 or float16, found float32"),

@@ -180,7 +180,7 @@ def test_operations_of_a_model_run_and_are_counted(tiny):
 def test_a_published_name_is_a_shape_and_another_is_refused(tmp_path):
     assert model_shape("Qwen3-14B").num_q_heads == 40
     assert model_shape("Llama-3.1-8B").head_dim == 128
-    with pytest.raises(SettingsError, match="Nearest: 'Qwen3-14B'"):
+    with pytest.raises(SettingsError, match=r"Nearest: 'Qwen3-14B'\. A folder with a config"):
         model_shape("Qwen3-14")
     (tmp_path / "config.json").write_text('{"hidden_size": 3}')
     with pytest.raises(SettingsError, match="has no intermediate_size"):

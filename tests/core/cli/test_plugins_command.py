@@ -154,6 +154,12 @@ def test_explain_experts_that_cannot_be_spread_as_serve_would(site, run, models)
     assert "has no routed experts; set it to 1" in run(*line, "--tp", "2", "--ep", "2", code=2).err
 
 
+def test_a_flag_of_other_commands_is_not_its_own_nearest_one(site, run):
+    error = run("explain", "moe", "--moe-backend", "torch", code=2).err
+    assert "Unknown argument '--moe-backend'. It is a flag of other commands" in error
+    assert "Nearest" not in error
+
+
 def test_explain_a_malformed_compute_capability(site, run, models):
     arguments = ["attention", "--model", models["Qwen3ForCausalLM"], "--compute-capability", "9"]
     done = run("explain", *arguments, code=2)

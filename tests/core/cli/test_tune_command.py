@@ -37,6 +37,7 @@ def test_a_backend_without_anything_to_tune_is_refused(plugin_site, experts, cap
     error = capsys.readouterr().err
     assert "'minisgl-core:torch' has nothing to tune" in error
     assert "backends that have: acme" in error
+    assert "minisgl plugins explain moe --model MODEL" in error
 
 
 def test_a_dense_model_is_refused(tmp_path, capsys):

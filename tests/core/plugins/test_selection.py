@@ -17,6 +17,7 @@ from minisgl.plugins import BackendQuery
 from minisgl.plugins.decisions import format_decisions, log_decisions
 from minisgl.plugins.selection import (
     explain_attention,
+    explain_moe,
     explain_ops,
     select_attention,
     select_kv_pool,
@@ -199,8 +200,15 @@ def test_one_name_for_both_phases_must_serve_both(plugin_site):
         select_attention(plugin_site.load(), query(), "acme")
     assert str(caught.value) == (
         "attention.backend (prefill)='acme' cannot run here: it serves decode, not prefill."
-        " Usable: torch."
+        " Usable: torch. For decode alone: attention.backend='auto,acme'."
     )
+
+
+def test_experts_and_pools_have_no_part_in_windows_and_soft_caps(plugin_site):
+    """Catches: a record without them, refused for Mixtral with a window."""
+    plugin_site.add("acme", plugin_code.moe())
+    host, asked = plugin_site.load(), query(sliding_window=True, logit_soft_cap=True)
+    assert row_of(explain_moe(host, asked), "acme", "any").outcome == "chosen"
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,10 @@ def read_cells(kept: Sequence[KeptCell]) -> list[Cell]:
     """
     found = []
     for one in kept:
+        case = parse_case(one.case)
         if one.status == "ok" and None in (one.us, one.rate, one.fraction):
-            raise SettingsError(f"{one.case} of {one.backend} ran, and has no us, rate or fraction")
-        found.append(Cell(**{**msgspec.structs.asdict(one), "case": parse_case(one.case)}))
+            raise SettingsError(f"{case} of {one.backend} ran, and has no us, rate or fraction")
+        found.append(Cell(**{**msgspec.structs.asdict(one), "case": case}))
     return found
 
 

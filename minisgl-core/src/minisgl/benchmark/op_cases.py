@@ -97,7 +97,10 @@ def model_shape(reference: str) -> ModelShape:
     """
     file = Path(reference) / "config.json"
     if reference in CONFIGS or not file.is_file():
-        config: Mapping[str, Any] = published_config(reference)
+        try:
+            config: Mapping[str, Any] = published_config(reference)
+        except SettingsError as error:
+            raise SettingsError(f"{error} A folder with a config.json is taken, too.") from error
     else:
         config = _read_config(file)
     try:

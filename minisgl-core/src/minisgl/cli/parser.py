@@ -28,6 +28,9 @@ class Parser(argparse.ArgumentParser):
             flag = given.partition("=")[0]
             known = [*re.findall(r"--[\w-]+", self.format_usage())]
             known += [f"--{name}" for name in flat_spellings()]
-            hint = nearest(flag, known) if flag.startswith("-") else ""
+            if flag.removeprefix("--") in flat_spellings():
+                hint = " It is a flag of other commands; any setting can be given with --set."
+            else:
+                hint = nearest(flag, known) if flag.startswith("-") else ""
             raise SettingsError(f"Unknown argument {given!r}.{hint} See: {self.prog} --help")
         return namespace

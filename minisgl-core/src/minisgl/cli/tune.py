@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
         raise SettingsError(
             f"minisgl tune moe: backend {chosen.choice!r} has nothing to tune; "
             f"backends that have: {', '.join(names) or 'none is installed'}. "
-            "Name one with --moe-backend, or see: minisgl plugins explain moe"
+            "Name one with --moe-backend, or see: minisgl plugins explain moe --model MODEL"
         )
     request = TuneRequest(
         tokens=args.tokens,

@@ -11,7 +11,7 @@ def unmet_requirement(
     Args:
         capabilities: what the backend declares.
         query: what it is asked to run on.
-        phase: ``prefill``, ``decode`` or ``any``.
+        phase: ``prefill`` or ``decode`` of attention; ``any`` for all else.
     """
     if phase != "any" and phase not in capabilities.phases:
         return f"it serves {' and '.join(capabilities.phases) or 'no phase'}, not {phase}"
@@ -32,6 +32,8 @@ def unmet_requirement(
         if query.compute_capability is None or query.compute_capability < needed:
             found = _version(query.compute_capability)
             return f"needs compute capability {_version(needed)}, found {found}"
+    if phase == "any":
+        return None  # experts and pools have no part in what follows
     if query.sliding_window and not capabilities.sliding_window:
         return "the model has sliding-window layers, it implements none"
     if query.logit_soft_cap and not capabilities.logit_soft_cap:

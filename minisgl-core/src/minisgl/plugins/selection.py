@@ -319,7 +319,7 @@ def _choose(
             ]
             raise UnsupportedBackendError(
                 f"{label}={choice!r} cannot run here: {verdict.reason}."
-                f" Usable: {', '.join(usable) or 'none'}."
+                f" Usable: {', '.join(usable) or 'none'}.{_for_other_phase(offer, registry, phase)}"
             )
         doubt = verdict if measured is None else judge(offer, query, phase, measured)
         if doubt.rank is None:
@@ -336,6 +336,15 @@ def _choose(
     reasons = "; ".join(f"{row.name}: {row.reason}" for row in table) or "none is installed"
     causes = "".join(f" {cause}." for cause in registry.left_out)
     raise UnsupportedBackendError(f"{label}='auto' finds nothing that can run: {reasons}.{causes}")
+
+
+def _for_other_phase(offer: Offer[Any], registry: Registry[Any], phase: AnyPhase) -> str:
+    """Say how to choose an offer that does not serve this phase at all for the other one."""
+    pairs = {"prefill": f"{AUTO},{offer.name}", "decode": f"{offer.name},{AUTO}"}
+    if phase == "any" or phase in offer.record.capabilities.phases:
+        return ""
+    (other,) = set(pairs) - {phase}
+    return f" For {other} alone: {registry.setting}={pairs[phase]!r}."
 
 
 def _explain(
