@@ -83,9 +83,11 @@ def fill(place: torch.Tensor, value: torch.Tensor) -> None:
 def serve(path: Path, rows: int, named: set[Key]) -> dict[str, Any]:
     warm_up = bootstrap_engine._warm_up
 
-    def as_on_a_card(engine: Any, settings: Any, model: Any, context: Any, **keywords: Any) -> None:
+    def as_on_a_card(
+        engine: Any, settings: Any, model: Any, context: Any, *rest: Any, **keywords: Any
+    ) -> None:
         on_card = replace(context, device=torch.device("cuda"))
-        warm_up(engine, settings, model, on_card, **keywords)
+        warm_up(engine, settings, model, on_card, *rest, **keywords)
 
     bootstrap_engine._warm_up = as_on_a_card  # type: ignore[assignment]
     bootstrap_engine.select_ops = lambda *_: doubled(OpTable())
