@@ -138,6 +138,15 @@ def test_a_round_too_short_to_record_is_an_error(model, tmp_path, capsys):
     assert "--profile-steps 10: the round ended too early" in capsys.readouterr().err
 
 
+def test_what_a_preset_brought_is_said_where_a_model_is_too_small(model, capsys):
+    """Catches: advice to lower a setting that nobody has typed, down to where nothing fits."""
+    line = ["bench", "offline", "--preset", "shared-prefix", "--model", str(model), *FLAGS]
+    assert main(line) == 2
+    error = capsys.readouterr().err
+    assert "--preset shared-prefix brings model.max_seq_len=10240, scheduler.max_running" in error
+    assert "its requests have up to 8576 tokens" in error
+
+
 def test_ids_beyond_the_vocabulary_are_refused(model, capsys):
     assert main(["bench", "offline", "--model", str(model), *FLAGS, "--num-prompts", "1"]) == 2
     assert "--max-token-id 10000: the model's ids go from 0 to 262" in capsys.readouterr().err

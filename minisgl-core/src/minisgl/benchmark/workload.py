@@ -34,6 +34,11 @@ class Workload:
     ignore_eos: bool = True
     shared_prefix_len: int = 0
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest request, answer included."""
+        return self.shared_prefix_len + self.input_len[1] + self.output_len[1]
+
     def requests(self, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
         """Return the prompts of a round and how each is answered.
 

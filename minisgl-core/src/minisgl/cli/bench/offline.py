@@ -119,10 +119,20 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     }
     print(f"{Path(path).name} on {record['device']['name']}, commit {record['commit']}")
     print("settings: " + ", ".join(f"{name}={value}" for name, value in changed.items()))
-    result = bench_offline(
-        resolved.settings, workload, args.seeds, profile=profile,
-        on_ready=_print_start, on_round=_print_round,
-    )  # fmt: skip
+    try:
+        result = bench_offline(
+            resolved.settings, workload, args.seeds, profile=profile,
+            on_ready=_print_start, on_round=_print_round,
+        )  # fmt: skip
+    except SettingsError as error:
+        if args.preset is None:
+            raise
+        brought = PRESETS[args.preset].settings.items()
+        raise SettingsError(
+            f"{error} (--preset {args.preset} brings "
+            f"{', '.join(f'{name}={value}' for name, value in brought)}, and its requests have up "
+            f"to {workload.most_tokens} tokens)"
+        ) from error
     _print_end(result, args)
     write_json(args.json, record | result.as_dict())
     return 0
