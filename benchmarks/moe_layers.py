@@ -26,6 +26,7 @@ import triton.language as tl
 from minisgl.benchmark.environment import describe_environment
 from minisgl.benchmark.moe_cases import MOE_TOKENS, MoeCase, MoeShape, moe_cases, moe_shape
 from minisgl.benchmark.timing import Ceilings, measure_ceilings, time_calls
+from minisgl.errors import SettingsError
 from minisgl.kernel import triton as ops
 from minisgl.kernel.triton.launch import multiply_add
 from minisgl.plugins.host import load_plugins
@@ -51,7 +52,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write everything there, after each line")
     parser.add_argument("--commit", help="commit to note, where the code runs outside its checkout")
     args = parser.parse_args()
-    shape = moe_shape(args.model, load_plugins())
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("needs an NVIDIA GPU and torch for CUDA; there is none here")
+    try:
+        shape = moe_shape(args.model, load_plugins())
+    except SettingsError as error:
+        parser.error(f"--model: {error}")
     if shape is None:
         parser.error(f"{args.model} has no routed experts")
     layers: dict[str, Layer] = {}

@@ -83,6 +83,12 @@ def test_a_missing_part_of_the_shared_expert_is_listed(name, tmp_path):
         ("MixtralForCausalLM", {"num_local_experts": 0}, r"num_local_experts=0 .* MistralForC"),
         ("OlmoeForCausalLM", {"num_experts_per_tok": 0}, r"=0 .* between 1 and num_experts=6"),
         ("OlmoeForCausalLM", {"num_experts": 0}, r"num_experts=0 .* all layers"),
+        ("OlmoeForCausalLM", {"intermediate_size": 0}, r"^intermediate_size=0 .*1 or more"),
+        (
+            "Qwen2MoeForCausalLM",
+            {"shared_expert_intermediate_size": 0},
+            r"shared_expert_intermediate_size=0 .*1 or more",
+        ),
         ("OlmoeForCausalLM", {"sliding_window": 8}, r"sliding_window=8 .*remove it"),
         ("OlmoeForCausalLM", {"head_dim": 16}, r"head_dim=16 .*must be 8"),
         ("OlmoeForCausalLM", {"clip_qkv": -1.0}, r"clip_qkv=-1\.0 .*null for no limit"),

@@ -83,3 +83,19 @@ def test_it_writes_a_line_for_each_number_of_tokens(program, tmp_path, monkeypat
         assert line["us"] == pytest.approx(1000)
         assert line["others"]["published"]["error"] < 3e-2
     assert "published" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "needs an NVIDIA GPU"),
+        (["--model", "Mixtral", "--device", "cpu"], "Nearest: 'Mixtral-8x7B'"),
+        (["--model", "Qwen3-0.6B", "--device", "cpu"], "has no routed experts"),
+    ],
+)
+def test_it_says_what_it_lacks(program, words, message, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["moe_layers.py", *words])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert message in capsys.readouterr().err

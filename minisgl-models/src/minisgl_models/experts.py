@@ -50,7 +50,7 @@ def read_experts(
         names: in checkpoints.
 
     Raises:
-        ModelLoadError: a token cannot choose so many experts.
+        ModelLoadError: a token cannot choose so many experts, or an expert has no elements.
     """
     num_experts, top_k = getattr(config, num_experts_field), config.num_experts_per_tok
     if not num_experts or not layers:
@@ -60,10 +60,16 @@ def read_experts(
             f"num_experts_per_tok={top_k} in config.json must lie between 1 and "
             f"{num_experts_field}={num_experts}"
         )
+    sizes = {size_field: getattr(config, size_field)}
+    if shared_size is not None:
+        sizes["shared_expert_intermediate_size"] = shared_size
+    for field, size in sizes.items():
+        if size < 1:
+            raise ModelLoadError(f"{field}={size} in config.json must be 1 or more")
     return MoeConfig(
         num_experts=num_experts,
         top_k=top_k,
-        intermediate_size=getattr(config, size_field),
+        intermediate_size=sizes[size_field],
         renormalize=renormalize,
         layers=layers,
         shared_intermediate_size=shared_size,

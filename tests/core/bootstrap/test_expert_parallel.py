@@ -11,6 +11,7 @@ from minisgl.errors import SettingsError, UnknownBackendError, UnsupportedBacken
 from minisgl.layers.moe import MoeLayer
 from minisgl.settings import settings_from_keywords
 from minisgl.testing.communicators import run_ranks
+from support import plugin_code
 from support.plugin_site import plugin_site
 from support.tiny_models import write_tiny_model
 
@@ -155,6 +156,24 @@ def test_a_plugin_that_cannot_run_is_refused_with_its_reason(experts, plugin_sit
         layer_outputs(experts, host, moe_exchange="scaled")
     _, (_, chosen) = layer_outputs(experts, host)
     assert type(chosen).__name__ == "AllReduceExchange"
+
+
+def test_what_is_no_exchange_and_no_backend_is_refused_by_name(experts, plugin_site):
+    """Catches: a create without its return, after which nothing exchanged anything."""
+    code = PLUGIN.replace("{answer}", "Supported(5, 5)").replace("return exchange", "pass")
+    plugin_site.add("acme", code)
+    plugin_site.add("other", plugin_code.moe("two"))
+    plugin_site.add("third", plugin_code.attention("both"))
+    host = plugin_site.load()
+    others = {"moe_exchange": "all-reduce", "moe_backend": "torch", "attention_backend": "torch"}
+    for changed, message in (
+        ({"moe_exchange": "scaled"}, "moe.exchange backend 'acme:scaled' .*returned None, .*Expe"),
+        ({"moe_backend": "two"}, r"moe backend 'other:two' .*returned \(Moe.* is no MoeBackend"),
+        ({"attention_backend": "both"}, "attention backend 'third:both' .*no AttentionBackend"),
+        ({"attention_backend": "torch,both"}, "backend 'third:both' .*no AttentionBackend"),
+    ):
+        with pytest.raises(UnsupportedBackendError, match=message):
+            layer_outputs(experts, host, **(others | changed))
 
 
 def test_a_typo_names_the_nearest(experts, plugin_site):

@@ -12,7 +12,7 @@ from minisgl.bootstrap.measurements import load_measurements
 from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
-from minisgl.plugins.failure import creating
+from minisgl.plugins.failure import checked, creating
 from minisgl.plugins.records import KVPoolRecord
 from minisgl.plugins.selection import (
     AttentionSelection,
@@ -93,10 +93,12 @@ def create_attention(
     )
     names = chosen.choice.split(",")
     with creating("attention", names[0]):
-        prefill = decode = chosen.prefill.create(context, chosen.prefill_settings)
+        made = chosen.prefill.create(context, chosen.prefill_settings)
+        prefill = decode = checked(made, AttentionBackend)
     if chosen.decode is not chosen.prefill:
         with creating("attention", names[1]):
-            decode = chosen.decode.create(context, chosen.decode_settings)
+            made = chosen.decode.create(context, chosen.decode_settings)
+            decode = checked(made, AttentionBackend)
     by_rows = _decode_by_rows(decode, names[1], context, chosen.others)
     if decode is prefill and by_rows is None:
         return prefill
@@ -116,7 +118,7 @@ def _decode_by_rows(
     backends = {name: decode}
     for other in others:
         try:
-            backend = other.record.create(context, other.settings)
+            backend = checked(other.record.create(context, other.settings), AttentionBackend)
         except Exception:
             logger.warning("attention backend %s cannot be created", other.name, exc_info=True)
             continue

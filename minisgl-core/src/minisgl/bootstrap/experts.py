@@ -12,7 +12,7 @@ from minisgl.moe.exchange import ExchangeContext, ExpertExchange
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.moe.placement import ExpertPlacement
 from minisgl.plugins.decisions import Decision
-from minisgl.plugins.failure import creating
+from minisgl.plugins.failure import checked, creating
 from minisgl.plugins.selection import AUTO, select_exchange, select_moe
 from minisgl.settings import Settings
 
@@ -71,7 +71,8 @@ def create_moe(
         return None, ()
     chosen = select_moe(site.host, site.query, settings.moe.backend, settings.backend_options)
     with creating("moe", chosen.choice):
-        return chosen.record.create(context, chosen.settings), chosen.table
+        backend = checked(chosen.record.create(context, chosen.settings), MoeBackend)
+    return backend, chosen.table
 
 
 def moe_context(site: "Site", jit: JitLoader, rank: int = 0) -> MoeContext | None:
@@ -118,7 +119,8 @@ def create_exchange(
         max_num_tokens=_most_tokens(site),
     )
     with creating("moe.exchange", chosen.choice):
-        return chosen.record.create(context, chosen.settings), chosen.table
+        exchange = checked(chosen.record.create(context, chosen.settings), ExpertExchange)
+    return exchange, chosen.table
 
 
 def _experts_of(config: ModelFacts) -> MoeConfig | None:

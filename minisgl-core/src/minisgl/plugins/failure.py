@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from minisgl.errors import MinisglError, UnsupportedBackendError
+
+T = TypeVar("T")
 
 Stage = Literal["entry point", "version", "import", "register", "hooks", "records"]
 
@@ -64,6 +66,21 @@ def creating(kind: str, name: str) -> Iterator[None]:
             f"{kind} backend {name!r} was chosen and cannot be created: {describe_error(error)}. "
             "Choose another one, or leave its plugin out: --disable-plugin DISTRIBUTION"
         ) from error
+
+
+def checked(made: T, kind: type[object]) -> T:
+    """Return what a record's ``create`` made, if it is of the interface's class.
+
+    Args:
+        made: what was returned.
+        kind: the class.
+
+    Raises:
+        TypeError: it is something else; within ``creating`` that says whose it is.
+    """
+    if not isinstance(made, kind):
+        raise TypeError(f"its create returned {made!r:.80}, which is no {kind.__name__}")
+    return made
 
 
 def describe_error(error: BaseException) -> str:
