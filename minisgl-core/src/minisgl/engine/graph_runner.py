@@ -270,8 +270,8 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 def shared_sizes(sizes: Sequence[int]) -> list[int]:
     """Return those of ``sizes`` to record for rows that share a prefix: further apart.
 
-    Each is at most half as large again as the one before it: to compute padding costs less than to
-    record as many graphs again.
+    Each is half as large again as the one below it, or larger: to compute padding costs less than
+    to record as many graphs again.
     """
     chosen = [max(sizes)]
     for size in sorted(sizes, reverse=True):
