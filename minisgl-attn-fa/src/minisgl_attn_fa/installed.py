@@ -5,11 +5,13 @@ a file above it, 2 a package that holds an older ``cute`` of its own. So files a
 the import system would find ``flash_attn``, and the versions are those of the distributions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -40,38 +42,41 @@ class Release:
     how_to_install: str
 
 
-RELEASES: dict[VersionName, Release] = {
-    "fa4": Release(
-        title="FlashAttention 4",
-        distribution="flash-attn-4",
-        tested=SpecifierSet(">=4.0.0b36,<4.1", prereleases=True),
-        module="flash_attn",
-        file="cute/paged_kv.py",
-        needs=(
-            ("cutlass", "nvidia-cutlass-dsl"),
-            ("quack", "quack-kernels"),
-            ("tvm_ffi", "apache-tvm-ffi"),
+RELEASES: Final[Mapping[VersionName, Release]] = MappingProxyType(
+    {
+        "fa4": Release(
+            title="FlashAttention 4",
+            distribution="flash-attn-4",
+            tested=SpecifierSet(">=4.0.0b36,<4.1", prereleases=True),
+            module="flash_attn",
+            file="cute/paged_kv.py",
+            needs=(
+                ("cutlass", "nvidia-cutlass-dsl"),
+                ("quack", "quack-kernels"),
+                ("tvm_ffi", "apache-tvm-ffi"),
+            ),
+            how_to_install="pip install 'minisgl-attn-fa[fa4]'",
         ),
-        how_to_install="pip install 'minisgl-attn-fa[fa4]'",
-    ),
-    "fa3": Release(
-        title="FlashAttention 3",
-        distribution="flash-attn-3",
-        tested=SpecifierSet(">=3.0.0b1,<4", prereleases=True),
-        module="flash_attn_interface",
-        how_to_install="build it from the folder hopper/ of FlashAttention's sources",
-    ),
-    "fa2": Release(
-        title="FlashAttention 2",
-        distribution="flash-attn",
-        tested=SpecifierSet(">=2.7,<3", prereleases=True),
-        module="flash_attn",
-        file="flash_attn_interface.py",
-        how_to_install=(
-            "pip install --no-build-isolation 'minisgl-attn-fa[fa2]', which compiles for an hour"
+        "fa3": Release(
+            title="FlashAttention 3",
+            distribution="flash-attn-3",
+            tested=SpecifierSet(">=3.0.0b1,<4", prereleases=True),
+            module="flash_attn_interface",
+            how_to_install="build it from the folder hopper/ of FlashAttention's sources",
         ),
-    ),
-}
+        "fa2": Release(
+            title="FlashAttention 2",
+            distribution="flash-attn",
+            tested=SpecifierSet(">=2.7,<3", prereleases=True),
+            module="flash_attn",
+            file="flash_attn_interface.py",
+            how_to_install=(
+                "pip install --no-build-isolation 'minisgl-attn-fa[fa2]', which compiles for an "
+                "hour"
+            ),
+        ),
+    }
+)
 """In the order in which ``auto`` asks."""
 
 

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from minisgl.plugins.selection import attention_record, select_kv_pool, select_o
 from minisgl.settings import Settings
 from minisgl.testing.paged_rows import largest_error
 
-_MOST_LAYERS: Final = {"decode": 64, "prefill": 4}
+_MOST_LAYERS: Final = MappingProxyType({"decode": 64, "prefill": 4})
 """A prefill finds K and V of its own tokens in the cache, where another kernel has just written."""
 
 _DECODE_LAYERS, _DECODE_BYTES = 8, 2**33

@@ -5,9 +5,9 @@ row's tokens (split-KV: Dao et al., 2023, Flash-Decoding); what the shares found
 second kernel. It looks pages up itself: nothing is planned on the host, and the lengths of rows are
 read on the device.
 
-Measured on an H200 that reads 4.39 TB/s, K and V read by decode: 256 rows of 450 to 1350 tokens
-with 16/8 heads of 128 4.25 TB/s at page size 16 and 4.29 at 64, 64 such rows 3.75, one row of
-32,768 tokens 3.2.
+Measured on an H200 that reads 4.45 TB/s (``benchmarks/results/attention-h200.json``), K and V read:
+256 rows of 450 to 1350 tokens with 16/8 heads of 128 4.34 TB/s at page size 16 and 4.37 at 64, 64
+such rows 3.82, one row of 32,768 tokens 3.18.
 
 Compiled per dtype, heads, head dim, page size, window and cap, never per number of rows or tokens.
 """
