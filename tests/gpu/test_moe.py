@@ -22,6 +22,7 @@ from minisgl_moe_triton.kernels.grouped import gate_up
 from minisgl_moe_triton.kernels.routing import Routed, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
 from minisgl_moe_triton.timing import compile_in_parallel
+from support.moe_sorting import SORTS, check_sort
 from support.tiny_models import WIDE, write_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -160,3 +161,8 @@ def test_tuning_in_threads_without_a_context_finds_what_can_run() -> None:
     call = partial(gate_up, x, weight, tiles, suite.sizes[0].top_k, tile, gelu=False)
     call()
     assert compile_in_parallel([call] * 64) == [True] * 64
+
+
+@pytest.mark.parametrize("sort", SORTS, ids=lambda sort: "-".join(map(str, sort[:2])))
+def test_rows_and_tiles(sort: tuple[int, int, range, int, int, float]) -> None:
+    check_sort("cuda", *sort)
