@@ -197,7 +197,7 @@ class PublishedScheme:
 
     def __init__(self, tiles: dict[str, dict[str, int]]) -> None:
         self._tiles = {int(number): one for number, one in tiles.items() if number.isdigit()}
-        self._sorted: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+        self._sorted: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
 
     def __call__(
         self,
@@ -210,7 +210,8 @@ class PublishedScheme:
         """Return the sum of each token's experts."""
         tokens, top_k = experts.shape
         tile = self._tiles[min(self._tiles, key=lambda number: abs(number - tokens))]
-        key = experts.data_ptr(), tile["BLOCK_SIZE_M"]
+        # Tensors of another number of tokens may have been where these are.
+        key = experts.data_ptr(), tokens, tile["BLOCK_SIZE_M"]
         if key not in self._sorted:
             self._sorted[key] = sort_padded(experts, len(gate_up), tile["BLOCK_SIZE_M"])
         product = partial(self._product, tile, self._sorted[key], weights, tokens * top_k)
