@@ -49,6 +49,7 @@ class TritonMoeBackend(MoeBackend):
         experts: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
+        *,
         scales: ExpertScales | None = None,
     ) -> torch.Tensor:
         """Run each expert on its tokens; see the interface for shapes, and for fp8."""

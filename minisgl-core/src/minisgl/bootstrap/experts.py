@@ -67,13 +67,23 @@ def moe_weights_dtype(settings: Settings, config: ModelFacts) -> str | None:
     Raises:
         SettingsError: ``moe.weights_dtype`` is about experts, and the model has none.
     """
+    has_experts = _experts_of(config) is not None
+    return weights_dtype_of(settings, config.architecture, has_experts=has_experts)
+
+
+def weights_dtype_of(settings: Settings, model: str, *, has_experts: bool) -> str | None:
+    """Return the same for a model of that name.
+
+    Raises:
+        SettingsError: see ``moe_weights_dtype``.
+    """
     wanted = settings.moe.weights_dtype
     if wanted == AUTO:
         return None
-    if _experts_of(config) is None:
+    if not has_experts:
         raise SettingsError(
-            f"moe.weights_dtype={wanted!r} is about routed experts: {config.architecture} has none, "
-            "or runs by transformers' own code; leave it at auto"
+            f"moe.weights_dtype={wanted!r} is about routed experts: {model} has none, or runs by "
+            "transformers' own code; leave it at auto"
         )
     return _WEIGHTS_DTYPES[wanted]
 

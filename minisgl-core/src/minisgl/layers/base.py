@@ -135,7 +135,7 @@ class Layer:
         """Declare a tensor that exists already."""
         self._weights[name] = Weight(tensor, tuple(pieces), dummy, tensor.dtype)
 
-    def fill_from(self, name: str, pieces: Sequence[Piece]) -> None:
+    def replace_pieces(self, name: str, pieces: Sequence[Piece]) -> None:
         """Let other pieces fill a weight that is declared."""
         self._weights[name] = replace(self._weights[name], pieces=tuple(pieces))
 

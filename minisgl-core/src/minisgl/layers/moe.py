@@ -108,8 +108,8 @@ class MoeLayer(Layer):
             self.router.rename(router)
         if self._stack("gate_up_proj") in names:
             gate_up, down = self._pieces_of_stacks()
-            self.fill_from("gate_up", gate_up)
-            self.fill_from("down", down)
+            self.replace_pieces("gate_up", gate_up)
+            self.replace_pieces("down", down)
 
     def _pieces_by_expert(self) -> tuple[list[Piece], list[Piece]]:
         """Return what fills gate and up, and what fills down, from a tensor for each expert.

@@ -23,7 +23,8 @@ Places = dict[str, list[tuple[Weight, Piece]]]
 def load_weights(model: Layer, checkpoint: Checkpoint, *, progress: bool) -> None:
     """Fill every weight of ``model`` from ``checkpoint``, one checkpoint tensor at a time.
 
-    Names are compared before anything is read. Tensors are cast to the weights' dtype, or quantized.
+    Names are compared before anything is read. Tensors are cast to the weights' dtype, or
+    quantized.
 
     Raises:
         ModelLoadError: names are missing, unexpected or there twice, or a shape differs.

@@ -39,7 +39,9 @@ def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     rows = rows.float()
     most = rows.abs().amax(dim=-1).clamp(min=FP8_LEAST)
-    return (rows * (FP8_MOST / most).unsqueeze(-1)).to(FP8), most / FP8_MOST
+    # With a number on either side torch multiplies by a reciprocal, here or there: rounded twice.
+    largest = torch.full_like(most, FP8_MOST)
+    return (rows * (largest / most).unsqueeze(-1)).to(FP8), most / largest
 
 
 def dequantize_rows(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

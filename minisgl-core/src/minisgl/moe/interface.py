@@ -112,7 +112,7 @@ class MoeBackend(ABC):
         weights, experts = self.route(router_logits, renormalize=renormalize)
         if scales is None:  # which a backend without quantized experts need not know
             return self.run_experts(hidden, weights, experts, gate_up, down)
-        return self.run_experts(hidden, weights, experts, gate_up, down, scales)
+        return self.run_experts(hidden, weights, experts, gate_up, down, scales=scales)
 
     def route(
         self, router_logits: torch.Tensor, *, renormalize: bool
@@ -139,6 +139,7 @@ class MoeBackend(ABC):
         experts: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
+        *,
         scales: ExpertScales | None = None,
     ) -> torch.Tensor:
         """Return the weighted sum of each token's experts on this rank, ``[T, hidden_size]``.

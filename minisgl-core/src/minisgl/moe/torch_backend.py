@@ -24,6 +24,7 @@ class TorchMoeBackend(MoeBackend):
         experts: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
+        *,
         scales: ExpertScales | None = None,
     ) -> torch.Tensor:
         """Run each expert on its tokens; see the interface for shapes, and for fp8."""
@@ -39,9 +40,7 @@ class TorchMoeBackend(MoeBackend):
         return out
 
 
-def _product(
-    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None
-) -> torch.Tensor:
+def _product(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """Return ``rows @ weight.T`` in the rows' dtype; with ``scale``, of both sides in fp8."""
     if scale is None:
         return F.linear(rows, weight)

@@ -53,7 +53,9 @@ def unmet_weights_dtype(record: MoeBackendRecord[Any], query: BackendQuery) -> s
         return None
     if wanted not in record.weights_dtypes:
         known = alternatives((query.dtype, *record.weights_dtypes))
-        return f"needs experts in {known}, found {wanted} (moe.weights_dtype: auto is {query.dtype})"
+        return (
+            f"needs experts in {known}, found {wanted} (moe.weights_dtype: auto is {query.dtype})"
+        )
     if query.device == "cuda" and (query.compute_capability or FP8_CAPABILITY) < FP8_CAPABILITY:
         return (
             f"experts in {wanted} need compute capability {_version(FP8_CAPABILITY)}, found "

@@ -157,9 +157,8 @@ class MoeSettings(Section):
     )
     weights_dtype: Literal["auto", "fp8"] = Field(
         "auto",
-        description="Dtype of the experts' weights; auto is model.dtype; fp8 (e4m3, a scale for each"
-        " output channel) quantizes them while they load, and each token for them as it runs: half"
-        " the memory of bfloat16.",
+        description="Dtype of the experts' weights; auto is model.dtype; fp8 (e4m3, a scale for an"
+        " output channel) quantizes them while they load, and tokens for them: half of bfloat16.",
     )
 
 

@@ -1,8 +1,8 @@
 """Few tokens: each assignment by itself, without sorting, as fast as the memory gives its weights.
 
 Two experts that several tokens share are read once for each of them, so this pays only as long as
-that is rare. The second product sums over a token's experts itself. With weights in fp8 every program
-quantizes the rows that it multiplies, which it has to read anyway.
+that is rare. The second product sums over a token's experts itself. With weights in fp8 every
+program quantizes the rows that it multiplies, which it has to read anyway.
 """
 
 import torch
@@ -44,7 +44,8 @@ def few_gate_up(
     block = min(columns.inputs, triton.next_power_of_2(inputs))
     _few_gate_up_kernel[(-(-outputs // columns.outputs), num)](
         hidden, weight, routed.experts, out, hidden if scale is None else scale, routed.first,
-        len(weight), outputs, inputs, top_k, gelu, scale is not None, columns.outputs, block, num_warps=columns.warps, launch_pdl=OVERLAP,
+        len(weight), outputs, inputs, top_k, gelu, scale is not None, columns.outputs, block,
+        num_warps=columns.warps, launch_pdl=OVERLAP,
     )  # fmt: skip
     return out
 

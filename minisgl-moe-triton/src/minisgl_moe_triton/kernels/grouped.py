@@ -5,9 +5,9 @@ then the weights are the first operand (``swapped``), as Hopper's tensor cores t
 first and as few as 8 of the second. Programs of one expert's tiles follow one another, so that its
 weights come from the L2 cache all but once.
 
-With weights in fp8 the rows are quantized before, and sums are multiplied with both scales. Hopper's
-tensor cores add up products of fp8 with 14 bits or so: every ``_EXACT`` inputs such a sum is added to one
-in float32.
+With weights in fp8 the rows are quantized before, and sums are multiplied with both scales.
+Hopper's tensor cores add up products of fp8 with 14 bits or so: after every ``_EXACT`` inputs such
+a sum is added to one in float32.
 """
 
 import torch
@@ -102,7 +102,7 @@ def down(
 def _result_of(
     rows: torch.Tensor, fp8: Fp8Product | None
 ) -> tuple[torch.dtype, torch.Tensor, torch.Tensor]:
-    """Return the dtype of a product, and the scales of rows and outputs, or what stands for them."""
+    """Return the dtype of a product, and scales of rows and outputs, or what stands for them."""
     if fp8 is None:
         return rows.dtype, rows, rows
     return fp8.dtype, fp8.rows, fp8.outputs
@@ -142,8 +142,9 @@ def _grouped_kernel(
     x_ptr, weight_ptr, out_ptr, order_ptr, tiles_ptr, weights_ptr,  # the first two may be TMA's
     x_scale_ptr, scale_ptr,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
-    GELU: tl.constexpr, FP8: tl.constexpr, SWAPPED: tl.constexpr, TMA: tl.constexpr, TILE_ROWS: tl.constexpr,
-    TILE_OUTPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr, GROUP: tl.constexpr,
+    GELU: tl.constexpr, FP8: tl.constexpr, SWAPPED: tl.constexpr, TMA: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile. ``GATED``: rows are gathered from tokens; else, they are scattered to parts."""
     wait_for_inputs()
@@ -190,18 +191,16 @@ def _grouped_kernel(
                 up_weight = _load_weight(ups, k, first, INPUTS, TILE_INPUTS)
         if TMA and not GATED:
             x = x_ptr.load([first_row, first])
-        elif INPUTS % TILE_INPUTS == 0:
-            x = tl.load(x_ptrs + first, real[:, None], 0.0)
         else:
-            x = tl.load(x_ptrs + first, real[:, None] & (k < INPUTS - first)[None, :], 0.0)
+            x = _load_rows(x_ptrs + first, real, k, first, INPUTS, TILE_INPUTS)
         result = _multiply_add(weight, x, result, SWAPPED, FP8)
         if GATED:
             up = _multiply_add(up_weight, x, up, SWAPPED, FP8)
     if FP8:
-        x_scale = tl.load(x_scale_ptr + source, real, 0.0)
-        result *= _outer(tl.load(scale_ptr + above + known), x_scale, SWAPPED)
+        x_scale, scale_ptrs = tl.load(x_scale_ptr + source, real, 0.0), scale_ptr + above + known
+        result *= _outer(tl.load(scale_ptrs), x_scale, SWAPPED)
         if GATED:
-            up *= _outer(tl.load(scale_ptr + above + OUTPUTS + known), x_scale, SWAPPED)
+            up *= _outer(tl.load(scale_ptrs + OUTPUTS), x_scale, SWAPPED)
     dtype = out_ptr.dtype.element_ty
     if GATED:
         gate = result.to(dtype).to(tl.float32)
@@ -210,13 +209,7 @@ def _grouped_kernel(
         scale = tl.load(weights_ptr + assignment, real, 0.0).to(dtype).to(tl.float32)
         result *= scale[None, :] if SWAPPED else scale[:, None]
     target = (row if GATED else assignment).to(tl.int64) * OUTPUTS
-    inside = column < OUTPUTS
-    if SWAPPED:
-        out_ptrs = out_ptr + target[None, :] + column[:, None]
-        tl.store(out_ptrs, result.to(dtype), real[None, :] & inside[:, None])
-    else:
-        out_ptrs = out_ptr + target[:, None] + column[None, :]
-        tl.store(out_ptrs, result.to(dtype), real[:, None] & inside[None, :])
+    _store_tile(out_ptr, result.to(dtype), target, real, column, column < OUTPUTS, SWAPPED)
 
 
 @triton.jit
@@ -242,6 +235,14 @@ def _load_weight(ptrs, k, first, INPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr
 
 
 @triton.jit
+def _load_rows(ptrs, real, k, first, INPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr):
+    if INPUTS % TILE_INPUTS == 0:
+        return tl.load(ptrs, real[:, None], 0.0)
+    else:  # noqa: RET505
+        return tl.load(ptrs, real[:, None] & (k < INPUTS - first)[None, :], 0.0)
+
+
+@triton.jit
 def _multiply_add(weight, x, total, SWAPPED: tl.constexpr, FP8: tl.constexpr):
     first, second = (weight, x) if SWAPPED else (x, weight)
     if FP8 and not _INTERPRETED:
@@ -249,6 +250,16 @@ def _multiply_add(weight, x, total, SWAPPED: tl.constexpr, FP8: tl.constexpr):
         return tl.dot(first, tl.trans(second), total, max_num_imprecise_acc=exact)
     else:  # noqa: RET505
         return multiply_add(first, tl.trans(second), total)
+
+
+@triton.jit
+def _store_tile(out_ptr, result, target, real, column, inside, SWAPPED: tl.constexpr):
+    if SWAPPED:
+        mask = real[None, :] & inside[:, None]
+        tl.store(out_ptr + target[None, :] + column[:, None], result, mask)
+    else:
+        mask = real[:, None] & inside[None, :]
+        tl.store(out_ptr + target[:, None] + column[None, :], result, mask)
 
 
 @triton.jit
