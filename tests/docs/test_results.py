@@ -249,3 +249,28 @@ def test_a_cell_that_was_edited_is_noticed(attention):
     first["us"] = 99.0
     with pytest.raises(ValueError, match="not the median of its times"):
         script.check_record(attention)
+
+
+def test_experts_get_a_table_and_are_judged_by_the_best_of_the_others():
+    def line(tokens, us, others, num_bytes=0):
+        named = {name: {"us": one, "error": 0.003} for name, one in others.items()}
+        return {"tokens": tokens, "us": us, "bytes": num_bytes, "flops": 5e8, "others": named}
+
+    enough = 0.71 * 100e-6 * RIVALS["moe"]["read_bytes_per_s"]
+    lines = [
+        line(1, 25.0, {"published": 30.0, "flashinfer": 20.0}),
+        line(16, 100.0, {"published": 100.0}),
+        line(64, 100.0, {}),
+        line(256, 100.0, {"published": 110.0}, enough),
+        line(256, 102.0, {"published": 110.0}, enough),
+    ]
+    record = {**offline(), "benchmark": "moe_layers", "model": "Some-MoE", "lines": lines}
+    text = script.render({"moe.json": record}, RIVALS).partition("## Routed experts of Some-MoE")[2]
+    assert (
+        "| tokens | minisgl, us | of the floor | TFLOP/s | flashinfer, us | published, us |" in text
+    )
+    assert "| 1 | 25.0 | 0% | 20.0 | 20.0 | 30.0 | 1.25 times the best |" in text
+    assert "| 16 | 100.0 | 0% | 5.0 | - | 100.0 | reached |" in text
+    assert "| 64 | 100.0 | 0% | 5.0 | - | - | nothing to compare |" in text
+    assert "| 256 | 100.0 | 71% | 5.0 | - | 110.0 | reached |" in text
+    assert "| 256 | 102.0 | 70% | 4.9 | - | 110.0 | misses reach |" in text
