@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.benchmark.workload import PRESETS
 from minisgl.plugins.measurements import MeasuredCell, scores
 
 HERE: Final = Path(__file__).parent
@@ -140,6 +141,9 @@ def _fits(record: Record, row: Mapping[str, Any]) -> bool:
         return False
     if (record["model"], record["preset"]) != (row["model"], row["preset"]):
         return False
+    known = {*PRESETS[row["preset"]].settings}
+    if any(name not in known and not name.startswith("model.") for name in record["settings"]):
+        return False  # a run about a setting of its own
     installed = record.get("versions", {})
     if row.get("has", "python") not in installed or row.get("lacks") in installed:
         return False

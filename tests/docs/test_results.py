@@ -45,6 +45,7 @@ def offline(model="Qwen3-0.6B", preset="minisgl-offline", device="NVIDIA H200", 
         "date": "2026-12-01T10:00:00+00:00",
         "commit": "0123456789abcdef",
         "command": "minisgl bench offline --preset minisgl-offline",
+        "settings": {"model.path": "models/Qwen3-0.6B", "cache.page_size": 64},
         "versions": {"python": "3.12.3"},
         "device": {"name": device},
         "workload": {"num_prompts": 256},
@@ -127,6 +128,13 @@ def test_fewer_seconds_are_better(seconds, verdict):
     text = script.render({"a": offline(startup={"process_to_ready_s": seconds})}, RIVALS)
     title = "Qwen3-0.6B, from the start of the process until ready"
     assert row_of(text, title)["verdict"] == verdict
+
+
+def test_a_run_about_a_setting_of_its_own_fills_no_row():
+    record = offline(settings={"model.path": "models/Qwen3-0.6B", "scheduler.launch": "mixed"})
+    text = script.render({"mixed.json": record}, RIVALS)
+    assert row_of(text, "Qwen3-0.6B, 256 requests")["verdict"] == "not measured"
+    assert "[mixed.json](results/mixed.json)" in text
 
 
 def test_a_start_counts_for_the_packages_that_were_installed():
