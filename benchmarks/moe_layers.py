@@ -13,8 +13,10 @@ are from ours. All in CUDA graphs, each launch with another routing. Needs an NV
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,10 +91,18 @@ def compare(args: argparse.Namespace, shape: MoeShape, layers: dict[str, Layer])
     for case in moe_cases(shape, tokens, device, dtype):
         line = measure(case, shape, ours, layers, ceilings)
         lines.append(line)
-        print(f"{line['text']}\n        stages: {line['stages_us']}  {line['launch']}", flush=True)
+        print(
+            f"{line.pop('text')}\n        stages: {line['stages_us']}  {line['launch']}", flush=True
+        )
         if args.json is not None:
-            environment = describe_environment(["moe_layers.py"], args.commit, args.device)
-            record = {"benchmark": "moe_layers", "model": args.model, **environment, "lines": lines}
+            command = ["python", "benchmarks/moe_layers.py", *sys.argv[1:]]
+            record = {
+                "benchmark": "moe_layers",
+                "model": args.model,
+                **describe_environment(command, args.commit, args.device),
+                "ceilings": asdict(ceilings),
+                "lines": lines,
+            }
             args.json.write_text(f"{json.dumps(record, indent=1)}\n")
 
 
@@ -197,7 +207,7 @@ class PublishedScheme:
 
     def __init__(self, tiles: dict[str, dict[str, int]]) -> None:
         self._tiles = {int(number): one for number, one in tiles.items() if number.isdigit()}
-        self._sorted: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+        self._sorted: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
 
     def __call__(
         self,
@@ -210,7 +220,8 @@ class PublishedScheme:
         """Return the sum of each token's experts."""
         tokens, top_k = experts.shape
         tile = self._tiles[min(self._tiles, key=lambda number: abs(number - tokens))]
-        key = experts.data_ptr(), tile["BLOCK_SIZE_M"]
+        # Tensors of another number of tokens may have been where these are.
+        key = experts.data_ptr(), tokens, tile["BLOCK_SIZE_M"]
         if key not in self._sorted:
             self._sorted[key] = sort_padded(experts, len(gate_up), tile["BLOCK_SIZE_M"])
         product = partial(self._product, tile, self._sorted[key], weights, tokens * top_k)

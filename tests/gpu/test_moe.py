@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,7 +18,11 @@ from minisgl.testing.moe_contract import MoeBackendContract, Sizes
 from minisgl_moe_triton.backend import TritonMoeBackend
 from minisgl_moe_triton.configs import Columns, Few, Grouped, Launch, Tile
 from minisgl_moe_triton.create import create_backend
+from minisgl_moe_triton.kernels.grouped import gate_up
+from minisgl_moe_triton.kernels.routing import Routed, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
+from minisgl_moe_triton.timing import compile_in_parallel
+from support.moe_sorting import SORTS, check_sort
 from support.tiny_models import WIDE, write_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -121,7 +126,7 @@ def test_an_engine_records_it_and_agrees_with_the_reference(tmp_path: Path) -> N
             results = llm.generate(prompts, params, progress=False)
         assert all(len(one.token_ids) == 6 for one in results)
         assert all(one.logprobs is not None for one in results)
-        first.append([one.logprobs[0].logprob for one in results if one.logprobs])
+        first.append([one.logprobs[0].token.logprob for one in results if one.logprobs])
     # Later tokens may follow another one that was about as likely.
     assert first[0] == pytest.approx(first[1], abs=0.1)
 
@@ -141,3 +146,23 @@ def test_nothing_is_compiled_after_the_start(tokens: int) -> None:
     finally:
         knobs.runtime.jit_post_compile_hook = None
     assert compiled == []
+
+
+def test_tuning_in_threads_without_a_context_finds_what_can_run() -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("has no tensor memory accelerator")
+    suite = TestQwen330BA3B()
+    x = torch.randn(64, 2048, dtype=torch.bfloat16, device="cuda")
+    weight = torch.randn(128, 2 * 768, 2048, dtype=torch.bfloat16, device="cuda")
+    experts = torch.randint(128, (64, 8), dtype=torch.int32, device="cuda")
+    routed = Routed(experts, torch.rand(64, 8, device="cuda"))
+    tiles = sort_by_expert(routed, 128, 16)
+    tile = SMALL.model_copy(update={"tma": True})
+    call = partial(gate_up, x, weight, tiles, suite.sizes[0].top_k, tile, gelu=False)
+    call()
+    assert compile_in_parallel([call] * 64) == [True] * 64
+
+
+@pytest.mark.parametrize("sort", SORTS, ids=lambda sort: "-".join(map(str, sort[:2])))
+def test_rows_and_tiles(sort: tuple[int, int, range, int, int, float]) -> None:
+    check_sort("cuda", *sort)

@@ -84,6 +84,29 @@ def test_a_time_limit_ends_it_with_what_was_found(
 
 
 @pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize(("fits", "kind"), [(Tile, Grouped), (Columns, Few)])
+def test_one_way_of_which_nothing_fits_leaves_the_others(
+    fits: type, kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        tune,
+        "compile_in_parallel",
+        lambda calls: [isinstance(call.args[0], fits) for call in calls],
+    )
+    tune.tune(CONTEXT, TuneRequest(tokens=(1,), folder=tmp_path, progress=False))
+    found = find_tuned(key_of(CONTEXT), tmp_path)
+    assert found is not None
+    assert [type(launch) for launch in found.launches] == [kind]
+
+
+@pytest.mark.usefixtures("timed")
+def test_nothing_that_fits_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "compile_in_parallel", lambda calls: [False] * len(calls))
+    with pytest.raises(UnsupportedBackendError, match="no launch of these sizes fits"):
+        tune.tune(CONTEXT, TuneRequest(tokens=(1,), folder=tmp_path, progress=False))
+
+
+@pytest.mark.usefixtures("timed")
 def test_other_numbers_of_tokens_stay_and_a_broken_file_is_replaced(tmp_path: Path) -> None:
     file = tmp_path / key_of(CONTEXT).file_name
     file.write_text("no JSON")

@@ -9,7 +9,7 @@ import triton
 from minisgl.moe import MoeContext
 from minisgl_moe_triton.backend import TritonMoeBackend, run_launch
 from minisgl_moe_triton.configs import Grouped, Key, Launch, find_tuned, rule_of_thumb
-from minisgl_moe_triton.kernels.routing import SORT_BLOCKS, Routed, route, sort_by_expert
+from minisgl_moe_triton.kernels.routing import SORT_SIZES, Routed, route, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
 
 logger = logging.getLogger(__name__)
@@ -86,6 +86,6 @@ def compile_launches(context: MoeContext, launches: Sequence[Launch]) -> None:
     if not any(isinstance(launch, Grouped) for launch in needed):
         return
     most = context.max_num_tokens * context.top_k
-    for block in SORT_BLOCKS:
-        nowhere = torch.full((min(block, most), 1), -1, dtype=torch.int32, device=device)
+    for size in SORT_SIZES:
+        nowhere = torch.full((min(size, most), 1), -1, dtype=torch.int32, device=device)
         sort_by_expert(Routed(nowhere, weights), held, 16)

@@ -42,6 +42,8 @@ def compile_in_parallel(calls: Sequence[Call]) -> list[bool]:
     def attempt(call: Call) -> bool:
         try:
             with torch.inference_mode(), torch.cuda.device(device):
+                # A thread that has not met the device has no context to describe weights in.
+                torch.cuda.synchronize()
                 call()
         except Exception as error:  # too much shared memory, too many registers
             logger.debug("a launch cannot run here", exc_info=error)

@@ -153,7 +153,11 @@ class Search:
         ways += [partial(self._grouped, hidden, routed, one) for one in rows]
         launches = []
         for place, way in enumerate(ways):
-            launches.append(way(_share(deadline, len(ways) - place)))
+            try:
+                launches.append(way(_share(deadline, len(ways) - place)))
+            except UnsupportedBackendError:
+                if place == len(ways) - 1 and not launches:
+                    raise
         timed = []
         for launch in launches:
             calls = [partial(self.run, hidden, one, launch) for one in routed]

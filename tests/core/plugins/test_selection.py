@@ -417,6 +417,15 @@ def test_attention_and_moe_of_one_name_each_take_their_own_options(plugin_site):
     assert select_moe(host, query(), "acme", options).settings.depth == 2
 
 
+def test_attention_and_moe_of_one_name_are_no_rivals_if_two_distributions_offer_them(plugin_site):
+    plugin_site.add("acme-attn", plugin_code.attention())
+    plugin_site.add("acme-moe", plugin_code.moe().replace("width", "depth"))
+    options = {"acme": {"width": 1, "depth": 2}}
+    host = plugin_site.load()
+    assert select_attention(host, query(), "acme", options).prefill_settings.width == 1
+    assert select_moe(host, query(), "acme", options).settings.depth == 2
+
+
 def test_the_environment_writes_an_underscore_for_a_dash(plugin_site):
     plugin_site.add("acme", plugin_code.attention("acme-x"))
     selection = select_attention(plugin_site.load(), query(), "acme-x", {"acme_x": {"width": 1}})

@@ -1,6 +1,6 @@
 """Validates ``backend_options.<name>`` with the settings classes of the backends."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -51,13 +51,7 @@ def validate_backend_options(host: PluginHost, options: Options) -> None:
         offers = [offer for offer in _offers(host) if _means(key, offer)]
         if not offers:
             raise _unknown_backend(host, key)
-        owners = sorted({offer.distribution for offer in offers})
-        if len(owners) > 1:
-            ways = " or ".join(f"'{owner}:{offers[0].name}'" for owner in owners)
-            raise SettingsError(
-                f"backend_options.{key} is ambiguous: {' and '.join(owners)} offer it."
-                f" Write {ways}."
-            )
+        _refuse_rivals(host, key)
         known = {name for offer in offers for name in _fields(offer.record.settings_type)}
         for name in values:
             if name not in known:
@@ -69,11 +63,28 @@ def validate_backend_options(host: PluginHost, options: Options) -> None:
             settings_of(host, offer, {key: values})
 
 
+def _refuse_rivals(host: PluginHost, key: str) -> None:
+    for registry in _registries(host):
+        offers = [offer for offer in registry if _means(key, offer)]
+        owners = sorted({offer.distribution for offer in offers})
+        if len(owners) > 1:
+            ways = " or ".join(f"'{owner}:{offers[0].name}'" for owner in owners)
+            raise SettingsError(
+                f"backend_options.{key} is ambiguous: {' and '.join(owners)} offer it."
+                f" Write {ways}."
+            )
+
+
 def _offers(host: PluginHost) -> Iterator[Offer[Any]]:
     """Yield the offers of every kind that has settings."""
-    backends = (host.attention, host.moe, host.exchanges, host.kv_pools)
-    for registry in (*backends, host.prefix_caches, host.grammars):
+    for registry in _registries(host):
         yield from registry
+
+
+def _registries(host: PluginHost) -> tuple[Iterable[Offer[Any]], ...]:
+    """Return the offers for each purpose."""
+    backends = (host.attention, host.moe, host.exchanges, host.kv_pools)
+    return (*backends, host.prefix_caches, host.grammars)
 
 
 def _means(key: str, offer: Offer[Any]) -> bool:

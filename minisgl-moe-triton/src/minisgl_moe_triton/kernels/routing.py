@@ -19,8 +19,17 @@ from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
 _TOKENS = 4
 """Tokens of a program of the router, one a warp."""
 
-SORT_BLOCKS: Final = (256, 1024, 2048, 4096)
-"""Assignments that a program of the sort reads at once: the first that holds all, or the last."""
+_BLOCKS: Final = (256, 1024, 2048, 4096)
+"""Assignments that a program of the sort in one kernel reads at once: the first that holds all."""
+
+_CHUNK: Final = 256
+"""Assignments of a program of the sort in two kernels, which is for more than those."""
+
+_COUNTED: Final = 32
+"""Chunks whose counts are added up at once."""
+
+SORT_SIZES: Final = (*_BLOCKS, _BLOCKS[-1] + 1)
+"""The most assignments that each kind of sort that is compiled is for; the last is for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +96,23 @@ def sort_by_expert(routed: Routed, num_experts: int, tile_rows: int) -> Tiles:
     most = most_tiles(num, num_experts, tile_rows)
     order = torch.empty(num, dtype=torch.int32, device=chosen.device)
     tiles = torch.empty(1 + 3 * most, dtype=torch.int32, device=chosen.device)
-    block = next((block for block in SORT_BLOCKS if block >= num), SORT_BLOCKS[-1])
-    _sort_kernel[(num_experts,)](
-        chosen, order, tiles, num, routed.first, tile_rows, num_experts,
-        triton.next_power_of_2(num_experts + 1), block,
-        num_warps=4 if block <= 1024 else 8, launch_pdl=OVERLAP,
+    bins = triton.next_power_of_2(num_experts + 1)
+    block = next((block for block in _BLOCKS if block >= num), None)
+    if block is not None:
+        _sort_kernel[(num_experts,)](
+            chosen, order, tiles, num, routed.first, tile_rows, num_experts, bins, block,
+            num_warps=4 if block <= 1024 else 8, launch_pdl=OVERLAP,
+        )  # fmt: skip
+        return Tiles(order, tiles, most, tile_rows)
+    chunks = -(-num // _CHUNK)
+    counts = torch.empty((chunks, num_experts), dtype=torch.int32, device=chosen.device)
+    _count_kernel[(chunks,)](
+        chosen, counts, num, routed.first, num_experts, bins, _CHUNK,
+        num_warps=4, launch_pdl=OVERLAP,
+    )  # fmt: skip
+    _place_kernel[(chunks,)](
+        chosen, counts, order, tiles, num, chunks, routed.first, tile_rows,
+        num_experts, bins, _CHUNK, _COUNTED, num_warps=8, launch_pdl=OVERLAP,
     )  # fmt: skip
     return Tiles(order, tiles, most, tile_rows)
 
@@ -145,35 +166,85 @@ def _sort_kernel(
 ):  # fmt: skip
     """The rows and tiles of one expert: every program counts all assignments."""
     mine = tl.program_id(0)
-    place, bins = tl.arange(0, BLOCK), tl.arange(0, BINS)
+    place = tl.arange(0, BLOCK)
+    wait_for_inputs()
+    chosen = _expert(chosen_ptr, place, num, held, EXPERTS)
+    counts = tl.histogram(chosen, BINS)
+    row = _write_tiles(tiles_ptr, counts, mine, tile_rows, num, EXPERTS, BINS, BLOCK)
+    found = chosen == mine
+    rank = tl.cumsum(found.to(tl.int32), axis=0) - 1
+    tl.store(order_ptr + row + rank, place, found)
+
+
+@dispatched
+@triton.jit(do_not_specialize=["num", "held"])
+def _count_kernel(
+    chosen_ptr, counts_ptr, num, held,
+    EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """How many of a chunk's assignments each expert has."""
+    chunk, bins = tl.program_id(0), tl.arange(0, BINS)
+    wait_for_inputs()
+    chosen = _expert(chosen_ptr, chunk * CHUNK + tl.arange(0, CHUNK), num, held, EXPERTS)
+    tl.store(counts_ptr + chunk * EXPERTS + bins, tl.histogram(chosen, BINS), bins < EXPERTS)
+
+
+@dispatched
+@triton.jit(do_not_specialize=["num", "chunks", "held", "tile_rows"])
+def _place_kernel(
+    chosen_ptr, counts_ptr, order_ptr, tiles_ptr, num, chunks, held, tile_rows,
+    EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """The rows of a chunk's assignments, and the tiles of some experts."""
+    mine, bins, place = tl.program_id(0), tl.arange(0, BINS), tl.arange(0, CHUNK)
     wait_for_inputs()
     counts = tl.zeros((BINS,), tl.int32)
-    for first in range(0, num, BLOCK):
-        here = first + place < num
-        chosen = tl.load(chosen_ptr + first + place, here, -1) - held
-        # Whatever is not held goes to a bin behind them.
-        known = here & (chosen >= 0) & (chosen < EXPERTS)
-        counts += tl.histogram(tl.where(known, chosen, EXPERTS), BINS)
+    before = tl.zeros((BINS,), tl.int32)
+    for first in range(0, chunks, COUNTED):
+        chunk = first + tl.arange(0, COUNTED)
+        known = (chunk < chunks)[:, None] & (bins < EXPERTS)[None, :]
+        some = tl.load(counts_ptr + chunk[:, None] * EXPERTS + bins[None, :], known, 0)
+        counts += tl.sum(some, axis=0)
+        before += tl.sum(tl.where((chunk < mine)[:, None], some, 0), axis=0)
+    for expert in range(mine, EXPERTS, chunks):
+        _write_tiles(tiles_ptr, counts, expert, tile_rows, num, EXPERTS, BINS, CHUNK)
+    chosen = _expert(chosen_ptr, mine * CHUNK + place, num, held, EXPERTS)
+    rank = tl.zeros((CHUNK,), tl.int32)
+    for first in tl.static_range(0, CHUNK, COUNTED):
+        other = first + tl.arange(0, COUNTED)
+        theirs = _expert(chosen_ptr, mine * CHUNK + other, num, held, EXPERTS)
+        earlier = (theirs[None, :] == chosen[:, None]) & (other[None, :] < place[:, None])
+        rank += tl.sum(earlier.to(tl.int32), axis=1)
+    starts = tl.cumsum(counts, axis=0) - counts + before
+    row = tl.gather(starts, chosen, axis=0) + rank
+    tl.store(order_ptr + row, mine * CHUNK + place, chosen < EXPERTS)
+
+
+@triton.jit
+def _expert(chosen_ptr, place, num, held, EXPERTS: tl.constexpr):
+    """Return each assignment's expert among the held ones; ``EXPERTS`` if there is none."""
+    chosen = tl.load(chosen_ptr + place, place < num, -1) - held
+    return tl.where((place < num) & (chosen >= 0) & (chosen < EXPERTS), chosen, EXPERTS)
+
+
+@triton.jit
+def _write_tiles(
+    tiles_ptr, counts, expert, tile_rows, num,
+    EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the tiles of an expert, and their number if it is the last; return its first row."""
+    bins, place = tl.arange(0, BINS), tl.arange(0, BLOCK)
     counts = tl.where(bins < EXPERTS, counts, 0)
-    before = bins < mine
     begun = (counts + tile_rows - 1) // tile_rows
-    row = tl.sum(tl.where(before, counts, 0), axis=0)
-    tile = tl.sum(tl.where(before, begun, 0), axis=0)
-    count = tl.sum(tl.where(bins == mine, counts, 0), axis=0)
-    if mine == EXPERTS - 1:
+    row = tl.sum(tl.where(bins < expert, counts, 0), axis=0)
+    tile = tl.sum(tl.where(bins < expert, begun, 0), axis=0)
+    count = tl.sum(tl.where(bins == expert, counts, 0), axis=0)
+    if expert == EXPERTS - 1:
         tl.store(tiles_ptr, tl.sum(begun, axis=0))
-    end = row + count
     for first in range(0, num, BLOCK * tile_rows):  # once, but for very many
         start = first + place * tile_rows
         ptrs = tiles_ptr + 1 + 3 * (tile + first // tile_rows + place)
-        tl.store(ptrs, mine, start < count)
+        tl.store(ptrs, expert, start < count)
         tl.store(ptrs + 1, row + start, start < count)
-        tl.store(ptrs + 2, end, start < count)
-    for first in range(0, num, BLOCK):
-        here = first + place < num
-        chosen = tl.load(chosen_ptr + first + place, here, -1) - held
-        found = here & (chosen == mine)
-        matches = found.to(tl.int32)
-        rank = tl.cumsum(matches, axis=0) - 1
-        tl.store(order_ptr + row + rank, first + place, found)
-        row += tl.sum(matches, axis=0)
+        tl.store(ptrs + 2, row + count, start < count)
+    return row
