@@ -12,5 +12,5 @@ class TritonMoeSettings(BaseModel):
 
     tuned_folder: Path | None = Field(
         None,
-        description="Tuned launches, as minisgl tune moe writes them; by default in ~/.config.",
+        description="Tuned launches: read here, and written by minisgl tune moe; else in ~/.config.",
     )
