@@ -4,6 +4,7 @@ import importlib.machinery
 import logging
 import shutil
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -44,7 +45,8 @@ class Starts:
             imports: FlashAttention 4 can be imported; otherwise trying to is an error.
             capability: of the device.
         """
-        interface = fakes.FakeInterface(self.fault, fakes.FakeCache(self._exports, self.exported))
+        cache = fakes.FakeCache(self._exports, self.exported) if imports else None
+        interface = fakes.FakeInterface(self.fault, cache)
         with self._patch.context() as patch, self._caplog.at_level(logging.INFO):
             self._caplog.clear()
             if imports:
@@ -173,6 +175,27 @@ def test_nothing_is_kept_where_it_is_switched_off(starts, monkeypatch):
     monkeypatch.setenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "0")
     assert starts.start(imports=True)[1] == ""
     assert not starts.kept.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning_and_no_failure(starts):
+    folder = starts.kept.parent
+    folder.parent.mkdir(parents=True)
+    folder.write_text("not a folder")
+    _, said = starts.start(imports=True)
+    assert said.count("WARNING") == 1
+    assert "FlashAttention 4 compiles at every start: " in said
+
+
+def test_kernels_are_loaded_from_a_folder_that_cannot_be_written(starts, monkeypatch):
+    starts.start(imports=True)
+
+    def refuse(*_given, **_named):
+        raise OSError("read-only file system")
+
+    for name in ("mkdir", "write_text", "replace"):
+        monkeypatch.setattr(Path, name, refuse)
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    assert starts.start(imports=False)[1] == ""
 
 
 def test_it_is_kept_where_flash_attention_keeps_its_own(starts, monkeypatch, tmp_path):

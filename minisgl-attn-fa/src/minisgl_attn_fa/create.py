@@ -7,6 +7,7 @@ earlier start has kept the kernels, nothing is imported either.
 import inspect
 import logging
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -118,7 +119,7 @@ def kernel_of(
     kernel = load(name, capability)
     for sample in samples(context):
         prepare(kernel, sample)
-    if kept is not None:
+    if kept is not None and os.environ[_ENABLED] == "1":
         assert isinstance(kernel, FlashAttention4)
         _keep(kernel, kept, context)
     return kernel, "loaded, and its kernels compiled for prefill and decode"
@@ -131,16 +132,21 @@ def keep_where() -> Path | None:
     """
     if os.environ.setdefault(_ENABLED, "1") != "1":
         return None
-    if _FOLDER not in os.environ:
-        folder = cache_folder() / "flash-attention-4"
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            logger.warning("FlashAttention 4 compiles at every start: %s", error)
-            os.environ[_ENABLED] = "0"
-            return None
-        os.environ[_FOLDER] = str(folder)
-    return Path(os.environ[_FOLDER])
+    return Path(os.environ.setdefault(_FOLDER, str(cache_folder() / "flash-attention-4")))
+
+
+def _make_folder() -> None:
+    """Make the folder, before version 4 is imported, which fails where it cannot write there."""
+    folder = keep_where()
+    if folder is None:
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        logger.warning("FlashAttention 4 compiles at every start: %s", error)
+        os.environ[_ENABLED] = "0"
 
 
 def kept_kernels(
@@ -233,7 +239,7 @@ def load(name: VersionName, capability: tuple[int, int]) -> Kernel:
 
 
 def _load_4(capability: tuple[int, int]) -> FlashAttention4:
-    keep_where()
+    _make_folder()
     from flash_attn.cute import interface
 
     varlen = _checked(

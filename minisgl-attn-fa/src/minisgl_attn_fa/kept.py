@@ -91,7 +91,7 @@ class KeptKernels:
             record = json.loads(path.read_bytes())
             facts, library = record["facts"], self.folder / Path(record["library"]).name
             checksum, runtimes = record["sha256"], dict(record["runtimes"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise NotKeptError(
                 "no kernels are kept for these versions, this device and this model's shape",
                 logging.INFO,
