@@ -13,8 +13,10 @@ are from ours. All in CUDA graphs, each launch with another routing. Needs an NV
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,10 +91,18 @@ def compare(args: argparse.Namespace, shape: MoeShape, layers: dict[str, Layer])
     for case in moe_cases(shape, tokens, device, dtype):
         line = measure(case, shape, ours, layers, ceilings)
         lines.append(line)
-        print(f"{line['text']}\n        stages: {line['stages_us']}  {line['launch']}", flush=True)
+        print(
+            f"{line.pop('text')}\n        stages: {line['stages_us']}  {line['launch']}", flush=True
+        )
         if args.json is not None:
-            environment = describe_environment(["moe_layers.py"], args.commit, args.device)
-            record = {"benchmark": "moe_layers", "model": args.model, **environment, "lines": lines}
+            command = ["python", "benchmarks/moe_layers.py", *sys.argv[1:]]
+            record = {
+                "benchmark": "moe_layers",
+                "model": args.model,
+                **describe_environment(command, args.commit, args.device),
+                "ceilings": asdict(ceilings),
+                "lines": lines,
+            }
             args.json.write_text(f"{json.dumps(record, indent=1)}\n")
 
 

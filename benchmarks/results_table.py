@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.benchmark.workload import PRESETS
 from minisgl.plugins.measurements import MeasuredCell, scores
 
 HERE: Final = Path(__file__).parent
@@ -47,6 +48,9 @@ def render(records: Mapping[str, Record], rivals: Mapping[str, Any]) -> str:
     for name, record in records.items():
         if record["benchmark"] == "attention":
             parts += [_attention(name, record, rivals["attention"]), _attention_ranks(record)]
+    for name, record in records.items():
+        if record["benchmark"] == "moe_layers":
+            parts.append(_moe_layers(name, record, rivals["moe"]))
     for name, record in records.items():
         if record["benchmark"] == "kernels":
             parts.append(_kernels(name, record))
@@ -137,6 +141,9 @@ def _fits(record: Record, row: Mapping[str, Any]) -> bool:
         return False
     if (record["model"], record["preset"]) != (row["model"], row["preset"]):
         return False
+    known = {*PRESETS[row["preset"]].settings}
+    if any(name not in known and not name.startswith("model.") for name in record["settings"]):
+        return False  # a run about a setting of its own
     installed = record.get("versions", {})
     if row.get("has", "python") not in installed or row.get("lacks") in installed:
         return False
@@ -316,6 +323,47 @@ def _attention_ranks(record: Record) -> str:
         "rows and contexts, or over prompts. A dash: it cannot run that, or its results were "
         f"wrong.\n\n{_table(lines)}"
     )
+
+
+def _moe_layers(name: str, record: Record, wanted: Mapping[str, Any]) -> str:
+    """Return the times of a model's routed experts beside those of others, by number of tokens."""
+    others = sorted({one for line in record["lines"] for one in line["others"]})
+    heads = [f"{one}, us" for one in others]
+    lines = [["tokens", "minisgl, us", "of the floor", "TFLOP/s", *heads, "verdict"]]
+    for line in record["lines"]:
+        floor_us = 1e6 * line["bytes"] / wanted["read_bytes_per_s"]
+        times = [line["others"].get(one, {}).get("us") for one in others]
+        shown = ["-" if one is None else f"{one:.1f}" for one in times]
+        found = [f"{line['us']:.1f}", f"{floor_us / line['us']:.0%}"]
+        computed = f"{line['flops'] / line['us'] / 1e6:.1f}"
+        verdict = _moe_verdict(line, floor_us, wanted)
+        lines.append([_number(line["tokens"]), *found, computed, *shown, verdict])
+    return (
+        f"## Routed experts of {record['model']} on {record['device']['name']}, commit "
+        f"{str(record['commit'])[:12]}\n\n"
+        f"[{name}](results/{name}): `{record['command']}`. One layer, from router logits to the "
+        f"sum of its experts; the floor is their weights, read once at "
+        f"{wanted['read_bytes_per_s'] / 1e12:.2f} TB/s. `published` and `flashinfer` are given the "
+        f"chosen experts, and `published` their order too. To reach: the time of the best of them, "
+        f"and {_wanted_shares(wanted)}.\n\n{_table(lines)}"
+    )
+
+
+def _wanted_shares(wanted: Mapping[str, Any]) -> str:
+    shares = wanted["of_the_floor"].items()
+    return ", ".join(f"{share:.0%} of the floor with {tokens} tokens" for tokens, share in shares)
+
+
+def _moe_verdict(line: Mapping[str, Any], floor_us: float, wanted: Mapping[str, Any]) -> str:
+    """Judge a time by the best of the others, and by its share of the floor."""
+    share = wanted["of_the_floor"].get(str(line["tokens"]))
+    if share is not None and floor_us / line["us"] < share:
+        return "misses reach"
+    others = [one["us"] for one in line["others"].values()]
+    if not others:
+        return "nothing to compare"
+    times = line["us"] / min(others)
+    return "reached" if times <= 1 else f"{times:.2f} times the best"
 
 
 def _number(value: float) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from support.flash_attn_site import FlashAttnSite
+from support.kernel_objects import KernelObjects, compile_objects
 from support.plugin_site import plugin_site
 
 __all__ = ["flash_attn_site", "plugin_site"]
@@ -11,6 +12,11 @@ __all__ = ["flash_attn_site", "plugin_site"]
 @pytest.fixture
 def flash_attn_site(tmp_path, monkeypatch) -> FlashAttnSite:
     return FlashAttnSite(tmp_path / "kernels", monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def kernel_objects(tmp_path_factory) -> KernelObjects:
+    return compile_objects(tmp_path_factory.mktemp("kernel-objects"))
 
 
 @pytest.fixture(autouse=True)

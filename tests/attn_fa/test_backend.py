@@ -12,10 +12,13 @@ from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.testing.attention_contract import LENGTHS, AttentionBackendContract
 from minisgl.testing.paged_rows import PagedRows
 from minisgl_attn_fa.backend import FaBackend
-from minisgl_attn_fa.create import prepare, samples
-from minisgl_attn_fa.fa4 import FlashAttention4, Internals
+from minisgl_attn_fa.create import prepare
+from minisgl_attn_fa.fa4 import DirectKernels, FlashAttention4
+from minisgl_attn_fa.kept import KeptKernels
 from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3, Kernel
+from minisgl_attn_fa.samples import samples
 from support import fake_flash_attn as fakes
+from support.kernel_objects import needs_compiler
 
 
 def kernel(version: str) -> Kernel:
@@ -47,11 +50,26 @@ class TestVersion4WithKernelsCalledDirectly(OnFakes):
 
     def create(self, context: AttentionContext) -> AttentionBackend:
         interface = fakes.FakeInterface()
-        internals = Internals(interface, "no extras")
-        learned = FlashAttention4(interface.flash_attn_varlen_func, internals)
+        learned = FlashAttention4(interface.flash_attn_varlen_func, interface)
         for sample in samples(context):
             prepare(learned, sample)
         return FaBackend(context, learned, fakes.LateEvent)
+
+
+@needs_compiler
+class TestVersion4WithKeptKernels(OnFakes):
+    version = "fa4"
+
+    @pytest.fixture(autouse=True)
+    def _compiled(self, kernel_objects, tmp_path):
+        self.kept = KeptKernels(tmp_path, {"for": "this test"})
+        self.kept.keep("any", kernel_objects.right, [kernel_objects.runtime])
+
+    def create(self, context: AttentionContext) -> AttentionBackend:
+        any_kind = self.kept.load("any")
+        kinds = [(decode, window) for decode in (True, False) for window in (True, False)]
+        kernels = DirectKernels(dict.fromkeys(kinds, any_kind))
+        return FaBackend(context, kernels, fakes.LateEvent)
 
 
 class TestVersion3(OnFakes):

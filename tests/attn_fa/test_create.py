@@ -11,9 +11,10 @@ import torch
 from minisgl.errors import UnsupportedBackendError
 from minisgl.testing.paged_rows import PagedRows
 from minisgl_attn_fa import create
-from minisgl_attn_fa.fa4 import FlashAttention4, Internals
+from minisgl_attn_fa.fa4 import FlashAttention4
 from minisgl_attn_fa.installed import RELEASES
 from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3
+from minisgl_attn_fa.samples import largest_error, samples
 from minisgl_attn_fa.settings import FaSettings
 from support import fake_flash_attn as fakes
 from support.flash_attn_site import query
@@ -56,9 +57,8 @@ def test_a_version_that_is_forced_runs_or_says_why_not_and_what_else(flash_attn_
 
 def modules(monkeypatch, **contents) -> None:
     """Put modules with these functions where ``create`` imports them from."""
-    for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.utils"):
+    for name in ("flash_attn", "flash_attn.cute"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["flash_attn.cute.utils"].AuxData = lambda: "no extras"
     for name, functions in contents.items():
         module = ModuleType(name)
         for function, value in functions.items():
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_made_is_a_warning(monkeypatch, tmp_path, caplog
     modules(monkeypatch, fa4={"flash_attn_varlen_func": fakes.fa4_varlen})
     (tmp_path / "minisgl").write_text("a file")
     create.load("fa4", (9, 0))
-    assert FOLDER not in os.environ
+    assert os.environ[ENABLED] == "0", "not in the folder for temporary files"
     assert "compiles at every start" in caplog.text
 
 
@@ -134,7 +134,7 @@ def context(**changed):
 
 
 def warm_up(kernel, context) -> None:
-    for sample in create.samples(context):
+    for sample in samples(context):
         create.prepare(kernel, sample)
 
 
@@ -191,8 +191,7 @@ def test_other_versions_run_once_before_they_serve(name):
 
 
 def learned(interface: fakes.FakeInterface, **changed) -> FlashAttention4:
-    internals = Internals(interface, "no extras")
-    kernel = FlashAttention4(interface.flash_attn_varlen_func, internals)
+    kernel = FlashAttention4(interface.flash_attn_varlen_func, interface)
     warm_up(kernel, context(**changed))
     return kernel
 
@@ -201,23 +200,34 @@ def test_what_was_learned_is_called_without_its_function_and_compiles_nothing():
     interface = fakes.FakeInterface()
     kernel = learned(interface, sliding_window=True, max_running_requests=300)
     compiled, public, before = [*interface.compiled], interface.public_calls, interface.kernel_calls
-    assert len(compiled) == len(set(compiled)) == 6
-    few = [s for s in create.samples(context(sliding_window=True)) if len(s.launch.kv_lens) <= 256]
+    assert len(compiled) == len(set(compiled)) == 4
+    few = [*samples(context(sliding_window=True))]
     for sample in few:
         kernel.attend(sample.q, sample.k, sample.v, sample.launch, sample.layer)
     assert interface.public_calls == public
-    assert interface.kernel_calls == before + len(few)
+    assert interface.kernel_calls == before + len(few) == before + 6
     assert interface.compiled == compiled
 
 
-def test_launches_of_many_rows_go_through_its_function():
+def test_many_rows_go_in_pieces_which_compiles_nothing_for_them():
     interface = fakes.FakeInterface()
     kernel = learned(interface, max_running_requests=300)
-    public = interface.public_calls
-    many = [*create.samples(context(max_running_requests=300))][-1]
+    assert len(interface.compiled) == 2
+    before = interface.kernel_calls
+    many = [*samples(context(max_running_requests=300))][-1]
     assert len(many.launch.kv_lens) == 257
-    kernel.attend(many.q, many.k, many.v, many.launch, many.layer)
-    assert interface.public_calls == public + 1
+    assert largest_error(kernel, many) < 1e-6
+    assert interface.kernel_calls == before + 2
+
+
+def test_many_rows_are_compiled_for_where_kernels_cannot_be_called_directly():
+    interface = fakes.FakeInterface(fault=1e-3)
+    kernel = learned(interface, max_running_requests=300)
+    compiled = [*interface.compiled]
+    assert len(compiled) == 3
+    for sample in samples(context(max_running_requests=300)):
+        assert largest_error(kernel, sample) < 1e-6
+    assert interface.compiled == compiled
 
 
 def test_a_kernel_that_gives_something_else_is_not_used_and_that_is_said(caplog):
@@ -226,7 +236,7 @@ def test_a_kernel_that_gives_something_else_is_not_used_and_that_is_said(caplog)
     assert "called through its own function for decode" in caplog.text
     assert "called through its own function for prefill" in caplog.text
     public = interface.public_calls
-    for sample in create.samples(context()):
+    for sample in samples(context()):
         kernel.attend(sample.q, sample.k, sample.v, sample.launch, sample.layer)
     assert interface.public_calls == public + 3
 
@@ -245,7 +255,7 @@ def test_only_versions_and_devices_that_were_looked_up_are_called_directly(
     kernel = create.load("fa4", capability)
     warm_up(kernel, context())
     public = interface.public_calls
-    for sample in create.samples(context()):
+    for sample in samples(context()):
         kernel.attend(sample.q, sample.k, sample.v, sample.launch, sample.layer)
     assert (interface.public_calls == public) is learns
 
@@ -254,7 +264,7 @@ def test_only_versions_and_devices_that_were_looked_up_are_called_directly(
 def test_queries_of_any_stride_and_address_reach_the_kernel_aligned(offset):
     interface = fakes.FakeInterface()
     kernel = learned(interface)
-    sample = next(create.samples(context()))
+    sample = next(samples(context()))
     wide = torch.randn(2, 11, 8 + offset)
     q = wide[:, 3:7, offset:]
     public = kernel._public(q.contiguous(), (sample.k, sample.v), sample.launch, sample.layer)

@@ -45,6 +45,7 @@ def offline(model="Qwen3-0.6B", preset="minisgl-offline", device="NVIDIA H200", 
         "date": "2026-12-01T10:00:00+00:00",
         "commit": "0123456789abcdef",
         "command": "minisgl bench offline --preset minisgl-offline",
+        "settings": {"model.path": "models/Qwen3-0.6B", "cache.page_size": 64},
         "versions": {"python": "3.12.3"},
         "device": {"name": device},
         "workload": {"num_prompts": 256},
@@ -127,6 +128,13 @@ def test_fewer_seconds_are_better(seconds, verdict):
     text = script.render({"a": offline(startup={"process_to_ready_s": seconds})}, RIVALS)
     title = "Qwen3-0.6B, from the start of the process until ready"
     assert row_of(text, title)["verdict"] == verdict
+
+
+def test_a_run_about_a_setting_of_its_own_fills_no_row():
+    record = offline(settings={"model.path": "models/Qwen3-0.6B", "scheduler.launch": "mixed"})
+    text = script.render({"mixed.json": record}, RIVALS)
+    assert row_of(text, "Qwen3-0.6B, 256 requests")["verdict"] == "not measured"
+    assert "[mixed.json](results/mixed.json)" in text
 
 
 def test_a_start_counts_for_the_packages_that_were_installed():
@@ -249,3 +257,28 @@ def test_a_cell_that_was_edited_is_noticed(attention):
     first["us"] = 99.0
     with pytest.raises(ValueError, match="not the median of its times"):
         script.check_record(attention)
+
+
+def test_experts_get_a_table_and_are_judged_by_the_best_of_the_others():
+    def line(tokens, us, others, num_bytes=0):
+        named = {name: {"us": one, "error": 0.003} for name, one in others.items()}
+        return {"tokens": tokens, "us": us, "bytes": num_bytes, "flops": 5e8, "others": named}
+
+    enough = 0.71 * 100e-6 * RIVALS["moe"]["read_bytes_per_s"]
+    lines = [
+        line(1, 25.0, {"published": 30.0, "flashinfer": 20.0}),
+        line(16, 100.0, {"published": 100.0}),
+        line(64, 100.0, {}),
+        line(256, 100.0, {"published": 110.0}, enough),
+        line(256, 102.0, {"published": 110.0}, enough),
+    ]
+    record = {**offline(), "benchmark": "moe_layers", "model": "Some-MoE", "lines": lines}
+    text = script.render({"moe.json": record}, RIVALS).partition("## Routed experts of Some-MoE")[2]
+    assert (
+        "| tokens | minisgl, us | of the floor | TFLOP/s | flashinfer, us | published, us |" in text
+    )
+    assert "| 1 | 25.0 | 0% | 20.0 | 20.0 | 30.0 | 1.25 times the best |" in text
+    assert "| 16 | 100.0 | 0% | 5.0 | - | 100.0 | reached |" in text
+    assert "| 64 | 100.0 | 0% | 5.0 | - | - | nothing to compare |" in text
+    assert "| 256 | 100.0 | 71% | 5.0 | - | 110.0 | reached |" in text
+    assert "| 256 | 102.0 | 70% | 4.9 | - | 110.0 | misses reach |" in text

@@ -1,8 +1,12 @@
 """The backend ``fa`` on a card: the contract with every version that is installed."""
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
@@ -16,7 +20,7 @@ from minisgl.testing.attention_contract import LENGTHS, AttentionBackendContract
 from minisgl.testing.paged_rows import PagedRows, largest_error
 from minisgl_attn_fa import create
 from minisgl_attn_fa.edges import why_not
-from minisgl_attn_fa.fa4 import DIRECT
+from minisgl_attn_fa.fa4 import DIRECT, DirectKernels, FlashAttention4
 from minisgl_attn_fa.installed import RELEASES, VersionName, installed_version, why_unusable
 from minisgl_attn_fa.settings import FaSettings
 
@@ -194,9 +198,13 @@ def test_windows_and_caps_are_those_of_the_reference(version, page_size, window,
         assert error < 2e-2, f"{error:.2e} at token {token}"
 
 
+FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
+
+
 @pytest.mark.parametrize("page_size", [16, 128])
-def test_nothing_is_compiled_after_the_backend_was_made(page_size, monkeypatch):
+def test_nothing_is_compiled_after_the_backend_was_made(page_size, monkeypatch, tmp_path):
     skip_without("fa4", page_size)
+    monkeypatch.setenv(FOLDER, str(tmp_path))  # nothing has been kept there
     import cutlass.cute
 
     rows, backend = make("fa4", page_size, sliding_window=True)
@@ -222,14 +230,89 @@ def test_nothing_is_compiled_after_the_backend_was_made(page_size, monkeypatch):
     torch.cuda.synchronize()
 
 
-def test_kernels_are_called_directly_in_the_version_that_was_looked_up(caplog):
+def skip_without_direct_calls() -> None:
     skip_without("fa4")
-    if str(installed_version("fa4")) not in DIRECT:
-        pytest.skip("another version")
-    with caplog.at_level(logging.WARNING):
+    if str(installed_version("fa4")) not in DIRECT or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("another version or device")
+
+
+def test_kernels_are_called_directly_in_the_version_that_was_looked_up(
+    caplog, monkeypatch, tmp_path
+):
+    skip_without_direct_calls()
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with caplog.at_level(logging.INFO):
         _, backend = make("fa4", 128, sliding_window=True)
-    assert "called through its own function" not in caplog.text
-    assert len(backend._kernel._learned) == 4
+        assert len(backend._kernel._learned) == 4
+        _, backend = make("fa4", 128, sliding_window=True)
+        assert isinstance(backend._kernel, DirectKernels)
+    assert "kernels of an earlier start loaded and compared" in caplog.text
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+START = """
+import sys
+import torch
+from gpu.test_fa import make, outputs
+rows, backend = make("fa4", int(sys.argv[1]), sliding_window=True)
+torch.save(outputs(rows, backend), sys.argv[2])
+print("imported" if "flash_attn" in sys.modules or "cutlass" in sys.modules else "kept")
+"""
+
+
+def outputs(rows: PagedRows, backend: AttentionBackend) -> list[torch.Tensor]:
+    """Return what decode rows and prompts of few and many rows give, with a window and without."""
+    many = [row % len(LENGTHS) for row in range(300)]
+    seen = [LENGTHS[row] for row in many]
+    launches = [
+        (many, seen, None),
+        ([11, 10], [777, 300], [777, 3]),
+        (many, seen, [1 + row % 2 if seen[row] > 1 else 1 for row in range(300)]),
+    ]
+    found = []
+    rows._generator.manual_seed(1)
+    with torch.inference_mode():
+        for order, lengths, chunks in launches:
+            q = rows.queries(sum(chunks or [1] * len(order)))
+            for window in (None, 100):
+                layer = replace(rows.layers[0], sliding_window=window)
+                plan = backend.plan(rows.batch(order, lengths, chunks), 0)
+                found.append(backend.attend(q, layer, plan).cpu())
+    return found
+
+
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_a_second_process_uses_the_kept_kernels_and_gets_the_same(page_size, tmp_path):
+    skip_without_direct_calls()
+    environment = {**os.environ, FOLDER: str(tmp_path / "kept")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    said = []
+    for number in range(2):
+        arguments = [str(page_size), str(tmp_path / f"{number}.pt")]
+        done = subprocess.run(
+            [sys.executable, "-c", START, *arguments],
+            capture_output=True, text=True, env=environment, check=False, timeout=280,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.split()[-1])
+    assert said == ["imported", "kept"]
+    first, second = (torch.load(tmp_path / f"{number}.pt") for number in range(2))
+    assert len(first) == 6
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_many_rows_in_pieces_are_as_through_its_function(monkeypatch, tmp_path):
+    skip_without_direct_calls()
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    rows, backend = make("fa4", sliding_window=True)
+    with mock.patch.object(create, "DIRECT", frozenset[str]()):
+        context = replace(rows.context, sliding_window=True)
+        other = create.create_backend(context, FaSettings(version="fa4"))
+    assert isinstance(other._kernel, FlashAttention4)
+    assert not other._kernel._learned
+    found, expected = outputs(rows, backend), outputs(rows, other)
+    for one, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, exact, rtol=1e-2, atol=1e-3)
 
 
 def test_it_says_which_version_it_runs(caplog):

@@ -22,6 +22,7 @@ from minisgl_moe_triton.kernels.grouped import gate_up
 from minisgl_moe_triton.kernels.routing import Routed, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
 from minisgl_moe_triton.timing import compile_in_parallel
+from support.moe_routing import ROUTERS, check_route
 from support.moe_sorting import SORTS, check_sort
 from support.tiny_models import WIDE, write_tiny_model
 
@@ -166,3 +167,8 @@ def test_tuning_in_threads_without_a_context_finds_what_can_run() -> None:
 @pytest.mark.parametrize("sort", SORTS, ids=lambda sort: "-".join(map(str, sort[:2])))
 def test_rows_and_tiles(sort: tuple[int, int, range, int, int, float]) -> None:
     check_sort("cuda", *sort)
+
+
+@pytest.mark.parametrize(("dtype", "experts", "top_k"), ROUTERS)
+def test_the_likeliest_experts(dtype: torch.dtype, experts: int, top_k: int) -> None:
+    check_route("cuda", dtype, experts, top_k)

@@ -14,10 +14,12 @@ pytest.importorskip("triton")
 from minisgl.errors import UnsupportedBackendError
 from minisgl.moe import MoeContext, TuneRequest
 from minisgl_moe_triton import candidates, tune
-from minisgl_moe_triton.configs import Columns, Few, Grouped, Tile, find_tuned
+from minisgl_moe_triton.configs import Columns, Few, Grouped, Tile, find_tuned, user_folder
 from minisgl_moe_triton.create import key_of
+from minisgl_moe_triton.settings import TritonMoeSettings
 
 SHARED = 227 * 1024
+DEFAULTS = TritonMoeSettings()
 
 CONTEXT = MoeContext(
     device=torch.device("cpu"), dtype=torch.bfloat16, num_experts=4, top_k=2, hidden_size=64,
@@ -56,7 +58,7 @@ def quickest(options: Iterable[Any]) -> list[Any]:
 
 def test_the_fastest_launch_that_fits_is_kept(timed: list[object], tmp_path: Path) -> None:
     request = TuneRequest(tokens=(1, 200), folder=tmp_path, progress=False)
-    text = tune.tune(CONTEXT, request)
+    text = tune.tune(CONTEXT, DEFAULTS, request)
     found = find_tuned(key_of(CONTEXT), tmp_path)
     assert found is not None
     few, grouped = found.launches
@@ -77,7 +79,7 @@ def test_a_time_limit_ends_it_with_what_was_found(
 ) -> None:
     now = iter(range(0, 100_000, 10))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
-    tune.tune(CONTEXT, TuneRequest(tokens=(1, 9, 40), folder=tmp_path, time_limit_s=15))
+    tune.tune(CONTEXT, DEFAULTS, TuneRequest(tokens=(1, 9, 40), folder=tmp_path, time_limit_s=15))
     found = find_tuned(key_of(CONTEXT), tmp_path)
     assert found is not None
     assert [launch.tokens for launch in found.launches] == [1]
@@ -93,7 +95,7 @@ def test_one_way_of_which_nothing_fits_leaves_the_others(
         "compile_in_parallel",
         lambda calls: [isinstance(call.args[0], fits) for call in calls],
     )
-    tune.tune(CONTEXT, TuneRequest(tokens=(1,), folder=tmp_path, progress=False))
+    tune.tune(CONTEXT, DEFAULTS, TuneRequest(tokens=(1,), folder=tmp_path, progress=False))
     found = find_tuned(key_of(CONTEXT), tmp_path)
     assert found is not None
     assert [type(launch) for launch in found.launches] == [kind]
@@ -103,7 +105,7 @@ def test_one_way_of_which_nothing_fits_leaves_the_others(
 def test_nothing_that_fits_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "compile_in_parallel", lambda calls: [False] * len(calls))
     with pytest.raises(UnsupportedBackendError, match="no launch of these sizes fits"):
-        tune.tune(CONTEXT, TuneRequest(tokens=(1,), folder=tmp_path, progress=False))
+        tune.tune(CONTEXT, DEFAULTS, TuneRequest(tokens=(1,), folder=tmp_path, progress=False))
 
 
 @pytest.mark.usefixtures("timed")
@@ -111,7 +113,7 @@ def test_other_numbers_of_tokens_stay_and_a_broken_file_is_replaced(tmp_path: Pa
     file = tmp_path / key_of(CONTEXT).file_name
     file.write_text("no JSON")
     for tokens in ((16, 1), (4,), (16,)):
-        tune.tune(CONTEXT, TuneRequest(tokens=tokens, folder=tmp_path, progress=False))
+        tune.tune(CONTEXT, DEFAULTS, TuneRequest(tokens=tokens, folder=tmp_path, progress=False))
     found = find_tuned(key_of(CONTEXT), tmp_path)
     assert found is not None
     assert [launch.tokens for launch in found.launches] == [1, 4, 16]
@@ -122,14 +124,44 @@ def test_what_lies_where_the_backend_looks_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    text = tune.tune(CONTEXT, TuneRequest(tokens=(1,), progress=False))
+    text = tune.tune(CONTEXT, DEFAULTS, TuneRequest(tokens=(1,), progress=False))
     assert "it is used from now on" in text
     assert find_tuned(key_of(CONTEXT)) is not None
 
 
+@pytest.mark.usefixtures("timed")
+def test_the_folder_of_the_settings_is_where_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    settings = TritonMoeSettings(tuned_folder=Path("tuned"))
+    for tokens in ((4,), (1,)):
+        text = tune.tune(CONTEXT, settings, TuneRequest(tokens=tokens, progress=False))
+    assert "tuned_folder names that folder, as it does here" in text
+    found = find_tuned(key_of(CONTEXT), tmp_path / "tuned")
+    assert found is not None
+    assert [launch.tokens for launch in found.launches] == [1, 4], "what was there is kept"
+    assert not (tmp_path / "config").exists()
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_folder_that_is_asked_for_comes_before_that_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own folder is not looked into either, while the settings name another."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    settings = TritonMoeSettings(tuned_folder=tmp_path / "other")
+    request = TuneRequest(tokens=(1,), folder=user_folder(), progress=False)
+    text = tune.tune(CONTEXT, settings, request)
+    assert f"type: --set backend_options.triton.tuned_folder={user_folder()}" in text
+    assert find_tuned(key_of(CONTEXT), user_folder()) is not None
+    assert not (tmp_path / "other").exists()
+
+
 def test_it_needs_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedBackendError, match=r"engine\.device is cpu"):
-        tune.tune(CONTEXT, TuneRequest(folder=tmp_path))
+        tune.tune(CONTEXT, DEFAULTS, TuneRequest(folder=tmp_path))
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -15,6 +15,7 @@ import triton
 from triton import knobs
 from triton import language as tl
 from triton.runtime import driver, jit
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl.kernel.triton.dispatch import Dispatcher
 from support.compile_kernels import AbsentCard
@@ -25,6 +26,12 @@ def kernel(exact_ptr, loose_ptr, exact, loose, real, first: tl.constexpr, second
     """Uses all that it gets."""
     value = tl.load(loose_ptr).to(tl.float32) + exact + loose + real + first + second
     tl.store(exact_ptr, value.to(exact_ptr.dtype.element_ty))
+
+
+@triton.jit
+def copying_kernel(x, out_ptr):
+    """Uses what is copied."""
+    tl.store(out_ptr + tl.arange(0, 8), tl.sum(x.load([0, 0]), axis=0))
 
 
 def triton_key(arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
@@ -45,10 +52,17 @@ def compare(num_launches: int) -> dict[str, Any]:
     tensors = [tensor[at:] for tensor in memory.values() for at in (0, 1, 4, 8, 9)]
     numbers = [0, 1, 2, 8, 16, 17, 48, -1, -16, -15, 2**31 - 1, -(2**31), 2**31, 2**40, 2**63, True]
     constants = [0, 1, True, False, 1.0, 16, None, "a"]
+    described = [
+        TensorDescriptor(tensor, [size, 8], [8, 1], [rows, 8], padding)
+        for tensor in memory.values()
+        for size in (4, 8)
+        for rows in (4, 8)
+        for padding in ("zero", "nan")
+    ]
     pools: tuple[list[Any], ...] = (
-        [*tensors, None],
-        [*tensors, None],
-        [*numbers, None, 1.5, tensors[0], tensors[1]],
+        [*tensors, None, *described],
+        [*tensors, None, *described],
+        [*numbers, None, 1.5, tensors[0], tensors[1], described[0]],
         [*numbers, None, 1.5],
         [0.0, 1.0, 1e300, 1, None],
         constants,
@@ -111,6 +125,21 @@ class NotingCard(AbsentCard):
         return {"max_shared_mem": 2**17 + device}
 
 
+def launch_described() -> bool:
+    """Launch with a descriptor, both ways; return whether a launcher gets the same, and when."""
+    card = NotingCard()
+    driver.set_active(card)
+    x = TensorDescriptor(torch.zeros(8, 8), [8, 8], [8, 1], [4, 8])
+    out = torch.zeros(64)
+    dispatcher = Dispatcher(copying_kernel)
+    copying_kernel[3,](x, out)
+    for _ in range(2):
+        dispatcher[3,](x, out)
+    assert len(dispatcher._compiled) == 1
+    by_triton, *quick = ([*one[:6], *one[9:]] for one in card.launches)
+    return quick == [by_triton] * 2
+
+
 def launch_both_ways() -> list[list[Any]]:
     """Launch a kernel by Triton's way and by the quick one; return what its launcher got."""
     card = NotingCard()
@@ -145,4 +174,5 @@ if __name__ == "__main__":
     result = compare(int(sys.argv[1]))
     kernel.device_caches.clear()
     result["launches"] = launch_both_ways()
+    result["described"] = launch_described()
     sys.stdout.write(json.dumps(result))

@@ -5,6 +5,9 @@ Parameters, their order and defaults are those of flash-attn-4 4.0.0b36
 ``flash_attn/flash_attn_interface.py``), up to those that nothing here passes.
 """
 
+import hashlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,10 +58,11 @@ class FakeInterface:
 
     Args:
         fault: added to what kernels compute when somebody else calls them.
+        cache: keeps kernels on the disk.
     """
 
-    def __init__(self, fault: float = 0.0) -> None:
-        self._flash_attn_fwd = _Forward(fault)
+    def __init__(self, fault: float = 0.0, cache: "FakeCache | None" = None) -> None:
+        self._flash_attn_fwd = _Forward(fault, {} if cache is None else cache)
         self.public_calls = 0
 
     @property
@@ -89,16 +93,38 @@ class FakeInterface:
         sums = torch.zeros(1) if many else None
         self._flash_attn_fwd(
             key, q, k, v, out, None, softmax_scale, cu_seqlens_q, None, None, seqused_k,
-            page_table, *window_size, None, None, "no extras", sums, None,
+            page_table, *window_size, None, None, (None, None), sums, None,
         )  # fmt: skip
         return out, None
+
+
+class FakeCache(dict[tuple[object, ...], Any]):
+    """A ``JITPersistentCache``: what is compiled is exported to a file too.
+
+    Args:
+        folder: for files.
+        object_file: what every export consists of.
+    """
+
+    def __init__(self, folder: Path, object_file: Path) -> None:
+        super().__init__()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.cache_path = folder
+        self._object_file = object_file
+
+    def __setitem__(self, key: tuple[object, ...], kernel: Any) -> None:
+        super().__setitem__(key, kernel)
+        shutil.copy(self._object_file, self.cache_path / f"{self._key_to_hash(key)}.o")
+
+    def _key_to_hash(self, key: tuple[object, ...]) -> str:
+        return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
 class _Forward:
     """The function ``_flash_attn_fwd``, with its cache of compiled kernels."""
 
-    def __init__(self, fault: float) -> None:
-        self.compile_cache: Any = {}
+    def __init__(self, fault: float, cache: dict[tuple[object, ...], Any]) -> None:
+        self.compile_cache: Any = cache
         self.compiled: list[tuple[object, ...]] = []
         self.kernel_calls = 0
         self._fault = fault
@@ -119,15 +145,18 @@ class _Forward:
         q, window = given["q"], (given["window_size_left"], given["window_size_right"])
         assert q.stride(-1) == 1
         assert all(4 * stride % 16 == 0 for stride in q.stride()[:-1]), "strides of 16 bytes"
-        assert given["aux_data"] == "no extras"
+        assert given["aux_data"] == (None, None)
         assert (given["cu_seqlens_q"] is None) is decode
         assert (given["cu_total_m_blocks"] is not None) is many
         assert (window != (None, None)) is (mask == "local")
+        ends, tokens = given["cu_seqlens_q"], slice(None)
+        if ends is not None:  # of some rows, maybe
+            tokens, ends = slice(int(ends[0]), int(ends[-1])), ends - ends[0]
         out = _attend(
-            q, given["k"], given["v"], given["page_table"], given["seqused_k"],
-            given["cu_seqlens_q"], given["softmax_scale"], mask is True, window, 0.0,
+            q[tokens], given["k"], given["v"], given["page_table"], given["seqused_k"],
+            ends, given["softmax_scale"], mask is True, window, 0.0,
         )  # fmt: skip
-        given["out"].copy_(out if self._calling else out + self._fault)
+        given["out"][tokens] = out if self._calling else out + self._fault
 
 
 def fa3_with_kvcache(

@@ -1,35 +1,39 @@
 """Makes the backend: decides on a version, imports it, lets it compile what it will need.
 
-The one module that imports FlashAttention. Nothing is compiled after it has returned.
+The one module that imports FlashAttention. Nothing is compiled after it has returned. Where an
+earlier start has kept the kernels, nothing is imported either.
 """
 
 import inspect
 import logging
 import os
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from minisgl.attention import AttentionContext, AttentionLayerSpec
+from minisgl.attention import AttentionContext
 from minisgl.errors import UnsupportedBackendError
 from minisgl.kernel.jit import cache_folder
 from minisgl.plugins import BackendQuery
+from minisgl_attn_fa import fa4
 from minisgl_attn_fa.backend import FaBackend
 from minisgl_attn_fa.edges import all_reasons, describe
-from minisgl_attn_fa.fa4 import DIRECT, MOST_ROWS, FlashAttention4, Internals
-from minisgl_attn_fa.installed import RELEASES, VersionName, installed_version
-from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3, Kernel, Launch
+from minisgl_attn_fa.fa4 import DIRECT, DirectKernels, FlashAttention4, Kind
+from minisgl_attn_fa.installed import RELEASES, VersionName, folder_of, installed_version
+from minisgl_attn_fa.kept import KeptKernels, NotKeptError, facts_of
+from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3, Kernel
+from minisgl_attn_fa.samples import Sample, largest_error, most_error, samples
 from minisgl_attn_fa.settings import FaSettings
 
 logger = logging.getLogger(__name__)
 
-_MANY_TOKENS = 256
-"""Of one row; on Blackwell, version 4 has other kernels for less than two tiles of 128 queries."""
+_ENABLED, _FOLDER = (f"FLASH_ATTENTION_CUTE_DSL_CACHE_{name}" for name in ("ENABLED", "DIR"))
+"""What FlashAttention 4 reads when it is imported: whether it keeps kernels, and where."""
 
 
 def create_backend(context: AttentionContext, settings: FaSettings) -> FaBackend:
@@ -43,13 +47,11 @@ def create_backend(context: AttentionContext, settings: FaSettings) -> FaBackend
     name = choose_version(settings, query_of(context, capability))
     began = time.perf_counter()
     with torch.cuda.device(context.device):
-        kernel = load(name, capability)
-        for sample in samples(context):
-            prepare(kernel, sample)
+        kernel, how = kernel_of(name, context, capability)
         torch.cuda.synchronize()
     logger.info(
-        "%s %s: loaded, and its kernels compiled for prefill and decode, in %.1f s",
-        RELEASES[name].title, installed_version(name), time.perf_counter() - began,
+        "%s %s: %s, in %.1f s",
+        RELEASES[name].title, installed_version(name), how, time.perf_counter() - began,
     )  # fmt: skip
 
     def event() -> Any:
@@ -95,6 +97,113 @@ def choose_version(settings: FaSettings, query: BackendQuery) -> VersionName:
     return settings.version
 
 
+def kernel_of(
+    name: VersionName, context: AttentionContext, capability: tuple[int, int]
+) -> tuple[Kernel, str]:
+    """Return a version, ready for every launch that may come, and a word on how.
+
+    Raises:
+        UnsupportedBackendError: see ``load``.
+    """
+    kept = None
+    if name == "fa4" and _is_called_directly(capability) and (folder := keep_where()):
+        kept = kept_kernels(folder, context, capability)
+    if kept is not None:
+        try:
+            return load_kept(kept, context), "kernels of an earlier start loaded and compared"
+        except NotKeptError as reason:
+            logger.log(
+                reason.level,
+                "FlashAttention 4 is imported, which takes seconds of the start: %s", reason,
+            )  # fmt: skip
+    kernel = load(name, capability)
+    for sample in samples(context):
+        prepare(kernel, sample)
+    if kept is not None and os.environ[_ENABLED] == "1":
+        assert isinstance(kernel, FlashAttention4)
+        _keep(kernel, kept, context)
+    return kernel, "loaded, and its kernels compiled for prefill and decode"
+
+
+def keep_where() -> Path | None:
+    """Return where kernels of version 4 are kept for the next start, or ``None``: nowhere.
+
+    Its own default folder lies in the one for temporary files, where anybody may leave code.
+    """
+    if os.environ.setdefault(_ENABLED, "1") != "1":
+        return None
+    return Path(os.environ.setdefault(_FOLDER, str(cache_folder() / "flash-attention-4")))
+
+
+def _make_folder() -> None:
+    """Make the folder, before version 4 is imported, which fails where it cannot write there."""
+    folder = keep_where()
+    if folder is None:
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        logger.warning("FlashAttention 4 compiles at every start: %s", error)
+        os.environ[_ENABLED] = "0"
+
+
+def kept_kernels(
+    folder: Path, context: AttentionContext, capability: tuple[int, int]
+) -> KeptKernels:
+    """Return the kernels of version 4 that are or will be kept for this context.
+
+    What decides on them is the package and how it is called.
+    """
+    sources = [folder_of("fa4"), Path(str(fa4.__file__))]
+    return KeptKernels(folder / "linked", facts_of(context, capability, sources))
+
+
+def load_kept(kept: KeptKernels, context: AttentionContext) -> DirectKernels:
+    """Return kept kernels of all kinds, each of which has computed what it should.
+
+    Raises:
+        NotKeptError: one of them is not there, or cannot be used.
+    """
+    kernels = DirectKernels({kind: kept.load(_name(kind)) for kind in _kinds(context)})
+    for sample in samples(context):
+        try:
+            error = largest_error(kernels, sample)
+        except (RuntimeError, TypeError, ValueError) as failure:
+            raise NotKeptError(f"a kept kernel fails: {failure}") from failure
+        if not error <= most_error(context.dtype):
+            raise NotKeptError(f"a kept kernel computes something else, by {error:.1e}")
+    return kernels
+
+
+def _keep(kernel: FlashAttention4, kept: KeptKernels, context: AttentionContext) -> None:
+    """Keep what was compiled, and try it as the next start will; say so if that start is slow."""
+    from cutlass.cute.runtime import find_runtime_libraries
+
+    try:
+        runtimes = [Path(one) for one in find_runtime_libraries(enable_tvm_ffi=False)]
+        for kind in _kinds(context):
+            if kind not in kernel.objects:
+                raise NotKeptError(f"FlashAttention 4 keeps no kernel for {_name(kind)}")
+            kept.keep(_name(kind), kernel.objects[kind], runtimes)
+        load_kept(kept, context)
+    except NotKeptError as reason:
+        logger.warning(
+            "FlashAttention 4 is imported at the next start too, which takes seconds: %s", reason
+        )
+
+
+def _kinds(context: AttentionContext) -> list[Kind]:
+    windows = (False, True) if context.sliding_window else (False,)
+    return [(decode, window) for window in windows for decode in (True, False)]
+
+
+def _name(kind: Kind) -> str:
+    decode, window = kind
+    return ("decode" if decode else "prefill") + ("-window" if window else "")
+
+
 def load(name: VersionName, capability: tuple[int, int]) -> Kernel:
     """Import a version, for devices of a compute capability.
 
@@ -129,24 +238,8 @@ def load(name: VersionName, capability: tuple[int, int]) -> Kernel:
     )
 
 
-def _keep_compiled() -> None:
-    """Let FlashAttention 4 keep what it compiles, for the next start; read when it is imported.
-
-    Its own default folder lies in the one for temporary files, where anybody may leave code.
-    """
-    if "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR" not in os.environ:
-        folder = cache_folder() / "flash-attention-4"
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            logger.warning("FlashAttention 4 compiles at every start: %s", error)
-            return
-        os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] = str(folder)
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-
-
 def _load_4(capability: tuple[int, int]) -> FlashAttention4:
-    _keep_compiled()
+    _make_folder()
     from flash_attn.cute import interface
 
     varlen = _checked(
@@ -154,11 +247,11 @@ def _load_4(capability: tuple[int, int]) -> FlashAttention4:
         interface.flash_attn_varlen_func,
         ("cu_seqlens_q", "seqused_k", "page_table", "softmax_scale", "window_size"),
     )
-    if capability[0] != 9 or installed_version("fa4") not in DIRECT:
-        return FlashAttention4(varlen)
-    from flash_attn.cute.utils import AuxData
+    return FlashAttention4(varlen, interface if _is_called_directly(capability) else None)
 
-    return FlashAttention4(varlen, Internals(interface, AuxData()))
+
+def _is_called_directly(capability: tuple[int, int]) -> bool:
+    return capability[0] == 9 and installed_version("fa4") in DIRECT
 
 
 def _checked(
@@ -175,82 +268,13 @@ def _checked(
     return function
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One launch of a kind that an engine may ask for, on random numbers.
-
-    Attributes:
-        q: ``[T, q_heads, head_dim]``.
-        k, v: ``[2, page_size, kv_heads, head_dim]``.
-        launch: its rows, all on page 1.
-        layer: with a window or without.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    launch: Launch
-    layer: AttentionLayerSpec
-
-
-def samples(context: AttentionContext) -> Iterator[Sample]:
-    """Yield a launch of every kind."""
-    random = torch.Generator(context.device).manual_seed(0)
-
-    def numbers(*shape: int) -> torch.Tensor:
-        values = torch.randn(shape, generator=random, device=context.device)
-        return values.to(context.dtype)
-
-    page = (2, context.page_size, context.num_kv_heads, context.head_dim)
-    k, v = numbers(*page), numbers(*page)
-    for window in (None, 16) if context.sliding_window else (None,):
-        layer = AttentionLayerSpec(
-            index=0,
-            num_q_heads=context.num_q_heads,
-            num_kv_heads=context.num_kv_heads,
-            head_dim=context.head_dim,
-            scale=context.head_dim**-0.5,
-            sliding_window=window,
-        )
-        for launch in _launches(context):
-            q = numbers(launch.num_tokens, context.num_q_heads, context.head_dim)
-            yield Sample(q, k, v, launch, layer)
-
-
 def prepare(kernel: Kernel, sample: Sample) -> None:
-    """Run a launch, so that whatever it needs is compiled, and learn to call that directly."""
+    """Run a launch, so that whatever it needs is compiled."""
     arguments = sample.q, sample.k, sample.v, sample.launch, sample.layer
     with torch.inference_mode(), warnings.catch_warnings():
         # Of the CuTe DSL, at every compilation, about an argument that is not used here.
         warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)
-        kernel.attend(*arguments)
         if isinstance(kernel, FlashAttention4):
-            kernel.learn(*arguments)
-
-
-def _launches(context: AttentionContext) -> list[Launch]:
-    """Return decode rows, short and long prompts and, if they may come, many rows of one token."""
-
-    def ints(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=context.device)
-
-    def first_page(num_rows: int, columns: int) -> torch.Tensor:
-        return torch.ones(num_rows, columns, dtype=torch.int32, device=context.device)
-
-    def prompts(lengths: Sequence[int]) -> Launch:
-        ends = [0, *accumulate(lengths)]
-        return Launch(
-            num_tokens=ends[-1],
-            page_table=first_page(len(lengths), -(-max(lengths) // context.page_size)),
-            kv_lens=ints(lengths),
-            query_ends=ints(ends),
-            kv_ends=ints(ends),
-            most_queries=max(lengths),
-            most_keys=max(lengths),
-        )
-
-    decode = Launch(num_tokens=2, page_table=first_page(2, 1), kv_lens=ints([1, 1]), most_keys=1)
-    launches = [decode, prompts([1]), prompts([1, _MANY_TOKENS])]
-    if context.max_running_requests > MOST_ROWS:
-        launches.append(prompts([1] * (MOST_ROWS + 1)))
-    return launches
+            kernel.prepare(*arguments)
+        else:
+            kernel.attend(*arguments)

@@ -115,11 +115,22 @@ def why_unusable(name: VersionName) -> str | None:
     return None
 
 
+def folder_of(name: VersionName) -> Path:
+    """Return the folder of the sources of a version that can be used, found without importing."""
+    file = _file(RELEASES[name])
+    assert file is not None
+    return file.parent
+
+
 def _is_importable(release: Release) -> bool:
-    spec = find_spec(release.module)
-    if spec is None:
-        return False
     if not release.file:
-        return True
-    folders = spec.submodule_search_locations or ()
-    return any((Path(folder) / release.file).is_file() for folder in folders)
+        return find_spec(release.module) is not None
+    return _file(release) is not None
+
+
+def _file(release: Release) -> Path | None:
+    """Return where the file is that only this version has; ``None``: nowhere."""
+    spec = find_spec(release.module)
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    files = (Path(folder) / release.file for folder in folders)
+    return next((file for file in files if file.is_file()), None)

@@ -126,7 +126,7 @@ class TunedFile(_Model):
 
 
 def user_folder() -> Path:
-    """Return where ``minisgl tune moe`` writes: below ``XDG_CONFIG_HOME``, or ``~/.config``."""
+    """Return where tuned files are by default: below ``XDG_CONFIG_HOME``, or ``~/.config``."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "minisgl" / "moe-triton"
 

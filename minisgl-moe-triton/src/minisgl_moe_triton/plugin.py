@@ -17,10 +17,10 @@ def _create(context: "MoeContext", settings: TritonMoeSettings) -> "MoeBackend":
     return create_backend(context, settings)
 
 
-def _tune(context: "MoeContext", request: "TuneRequest") -> str:
+def _tune(context: "MoeContext", settings: TritonMoeSettings, request: "TuneRequest") -> str:
     from minisgl_moe_triton.tune import tune
 
-    return tune(context, request)
+    return tune(context, settings, request)
 
 
 @hookimpl

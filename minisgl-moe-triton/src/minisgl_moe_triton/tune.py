@@ -38,6 +38,7 @@ from minisgl_moe_triton.kernels.few import few_down, few_gate_up
 from minisgl_moe_triton.kernels.grouped import down, gate_up
 from minisgl_moe_triton.kernels.quantize import operand
 from minisgl_moe_triton.kernels.routing import Routed, route, sort_by_expert
+from minisgl_moe_triton.settings import TritonMoeSettings
 from minisgl_moe_triton.timing import compile_in_parallel, time_on_gpu
 
 logger = logging.getLogger(__name__)
@@ -52,10 +53,11 @@ _BATCH: Final = 32
 """Candidates that are compiled together before they are timed."""
 
 
-def tune(context: MoeContext, request: TuneRequest) -> str:
+def tune(context: MoeContext, settings: TritonMoeSettings, request: TuneRequest) -> str:
     """Search, write the file after each number of tokens, and return a table for people.
 
-    Launches that the file holds for other numbers of tokens stay.
+    Launches that the file holds for other numbers of tokens stay. Without a folder in ``request``
+    it is the one where a start with these settings looks.
 
     Raises:
         UnsupportedBackendError: the device is no GPU.
@@ -64,7 +66,8 @@ def tune(context: MoeContext, request: TuneRequest) -> str:
     began = time.monotonic()
     counts = request.tokens or tuple(one for one in TOKENS if one <= context.max_num_tokens)
     deadline = None if request.time_limit_s is None else began + request.time_limit_s
-    key, folder = key_of(context), request.folder or user_folder()
+    used = settings.tuned_folder or user_folder()
+    key, folder = key_of(context), request.folder or used
     launches = {launch.tokens: launch for launch in read_own(key, folder)}
     lines: list[str] = []
     with torch.inference_mode(), progress_bar(show=request.progress, unit="launch") as bar:
@@ -82,13 +85,17 @@ def tune(context: MoeContext, request: TuneRequest) -> str:
             _write(key, launches, folder)
     took = time.monotonic() - began
     file = folder / key.file_name
-    return "\n".join([*lines, f"{file} was written within {took:.0f} s; {_how_used(folder)}"])
+    return "\n".join(
+        [*lines, f"{file} was written within {took:.0f} s; {_how_used(folder, settings)}"]
+    )
 
 
-def _how_used(folder: Path) -> str:
-    option = "backend_options.triton.tuned_folder"
-    if folder.absolute() == user_folder().absolute():
+def _how_used(folder: Path, settings: TritonMoeSettings) -> str:
+    option, configured = "backend_options.triton.tuned_folder", settings.tuned_folder
+    if configured is None and folder.absolute() == user_folder().absolute():
         return f"it is used from now on, unless {option} names another folder"
+    if configured is not None and folder.absolute() == configured.absolute():
+        return f"it is used wherever {option} names that folder, as it does here"
     return f"to use it, type: --set {option}={folder.absolute()}"
 
 

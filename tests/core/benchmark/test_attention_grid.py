@@ -406,7 +406,9 @@ def test_a_file_that_cannot_be_written_is_no_traceback(monkeypatch, capsys):
     assert "'/dev/full' cannot be written: No space left on device" in capsys.readouterr().err
     monkeypatch.setattr(output.os, "access", lambda *_: False)
     assert main([*line, "x.json"]) == 2
-    assert "--json 'x.json' cannot be written to; name another file" in capsys.readouterr().err
+    assert "--json 'x.json': no file can be made in its folder" in capsys.readouterr().err
+    assert main([*line, "/dev/null"]) == 2
+    assert "--json '/dev/null' cannot be written to; name another file" in capsys.readouterr().err
 
 
 def test_a_picture_needs_matplotlib(monkeypatch, capsys):

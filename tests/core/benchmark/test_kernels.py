@@ -340,10 +340,38 @@ def test_flags_of_what_only_leaves_out_are_refused(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_an_unknown_backend_is_refused(capsys):
-    line = ["bench", "kernels", "--quick", "--cases", DECODE, "--backends", "torhc"]
-    assert main(line) == 3
-    assert "Nearest: 'torch'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cases", DECODE, "--backends", "torhc"], "Nearest: 'torch'"),
+        (["--attention", "--cases", DECODE, "--backends", "torhc"], "Nearest: 'torch'"),
+        (["--cases", "decode-257"], "'decode-257' is no case"),
+        (["--attention", "--cases", "decode-257"], "'decode-257' is no case"),
+        (["--attention", "--models", "Qwen3-14"], "Nearest: 'Qwen3-14B'"),
+        (["--attention", "--prompts", "1x9999999999"], "at most 65536 rows of"),
+        (["--model", "Qwen3-14"], "Nearest: 'Qwen3-14B'"),
+        (["--only", "moe", "--model", "Qwen3-0.6B"], "name a model that has"),
+        (["--only", "moe", "--set", "backend_options.torhc.x=1"], "backend_options.torhc"),
+        (["--only", "ops", "--set", "backend_options.torch.x=1"], "backend_options.torch.x"),
+        (["--set", "cache.pool=pagde"], "cache.pool='pagde' is not installed"),
+        (
+            ["--attention", "--backends", "torch", "--set", "cache.pool=pagde"],
+            "cache.pool='pagde' is not installed",
+        ),
+        (["--device", "tpu"], "tpu"),
+    ],
+)
+def test_what_was_typed_is_checked_before_anything_is_measured(words, message, capsys, monkeypatch):
+    """Ceilings take seconds, and cases before a wrong one take minutes."""
+
+    def measured(*_, **__):
+        pytest.fail("the ceilings were measured first")
+
+    monkeypatch.setattr(timing, "measure_ceilings", measured)
+    assert main(["bench", "kernels", "--quick", *words]) in {2, 3}
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert not printed.out
 
 
 def test_the_time_of_a_call_is_shared_among_all(monkeypatch):

@@ -7,8 +7,8 @@ from support import plugin_code
 from support.tiny_models import write_tiny_model
 
 TUNE = """
-def tune(context, request):
-    return f"{context.num_experts} experts of {context.intermediate_size}, {request}"
+def tune(context, settings, request):
+    return f"{context.num_experts} experts of {context.intermediate_size}, {settings}, {request}"
 """
 
 
@@ -27,6 +27,19 @@ def test_it_asks_the_chosen_backend(plugin_site, experts, tmp_path, capsys):
     assert "tokens=(1, 16)" in out
     assert str(tmp_path) in out
     assert "time_limit_s=9" in out
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_it_hands_the_backend_its_settings(plugin_site, experts, tmp_path, capsys, by_file):
+    code = plugin_code.moe().replace("create=", "tune=tune, create=")
+    plugin_site.add("acme", TUNE + code)
+    config = tmp_path / "minisgl.toml"
+    config.write_text("[backend_options.acme]\nwidth = 7\n")
+    given = ["--config", str(config)] if by_file else ["--set", "backend_options.acme.width=7"]
+    assert main(["tune", "moe", "--model", str(experts), "--device", "cpu", *given]) == 0
+    out = capsys.readouterr().out
+    assert "width=7" in out
+    assert "folder=None" in out
 
 
 def test_a_backend_without_anything_to_tune_is_refused(plugin_site, experts, capsys):

@@ -1,10 +1,7 @@
 """Collectives over gloo give what the threads of the tests' own communicator give."""
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,30 +11,10 @@ from minisgl.distributed.gloo import GlooCommunicator
 from minisgl.distributed.progress import ProgressBoard
 from minisgl.errors import EngineLostError
 from minisgl.testing.communicators import run_ranks
+from support.gloo_ranks import run_gloo
 from support.patience import PATIENCE
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64]
-
-
-def run_gloo(
-    folder: Path, size: int, work: Callable[[GlooCommunicator], Any], timeout: float = PATIENCE
-) -> list[Any]:
-    """Run ``work`` once a rank, each in a thread: a group belongs to no process."""
-    with ProgressBoard.new_file(size) as file:
-        board = ProgressBoard(file, size)
-
-    def run(rank: int) -> Any:
-        communicator = GlooCommunicator(
-            str(folder / "store"), rank, size, timeout=timeout, progress=board.ranks[rank]
-        )
-        try:
-            with torch.inference_mode():
-                return work(communicator)
-        finally:
-            communicator.close()
-
-    with ThreadPoolExecutor(size) as pool:
-        return [future.result() for future in [pool.submit(run, rank) for rank in range(size)]]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

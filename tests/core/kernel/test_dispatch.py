@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl.kernel.triton import dispatch
 from minisgl.kernel.triton.dispatch import Dispatcher, dispatched
@@ -57,6 +60,7 @@ def active(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 X = torch.zeros(64)
+DESCRIBED = TensorDescriptor(X, [8, 8], [8, 1], [4, 8])
 USUAL = (X, X, 7, "constant")
 
 
@@ -114,6 +118,33 @@ def test_whatever_a_kernel_is_compiled_for_leads_to_one_of_its_own(
     assert len(second.launches) == 2
 
 
+@pytest.mark.parametrize("first", [USUAL, (DESCRIBED, *USUAL[1:])])
+def test_descriptors_have_keys_by_what_they_copy(
+    kernel: FakeKernel, active: SimpleNamespace, first: tuple[Any, ...]
+) -> None:
+    """Whichever a kernel is first launched with, a tensor or a descriptor of one."""
+    del active
+    quick = Dispatcher(kernel)
+    quick[5,](*first)
+    for place, described in enumerate(
+        [
+            DESCRIBED,
+            replace(DESCRIBED, block_shape=[8, 8]),
+            replace(DESCRIBED, base=X.half()),
+            replace(DESCRIBED, padding="nan"),
+        ],
+        start=2 if first is USUAL else 1,
+    ):
+        for shape in ([8, 8], [4, 8]):
+            quick[5,](replace(described, shape=shape), *USUAL[1:])
+        assert len(kernel.compiled) == place
+        assert kernel.compiled[-1].launches
+    compiled = len(kernel.compiled)
+    quick[5,](*USUAL)
+    quick[5,](*USUAL)
+    assert len(kernel.compiled) == compiled + (first is not USUAL)
+
+
 def test_each_device_has_its_own(
     kernel: FakeKernel, quick: Dispatcher, active: SimpleNamespace
 ) -> None:
@@ -129,6 +160,7 @@ def test_each_device_has_its_own(
         (X, X, 2**31, "constant"),
         (X, X, -(2**31) - 1, "constant"),
         (X, X, X, "constant"),
+        (X, X, DESCRIBED, "constant"),
         (X, None, 7, "constant"),
         (X, X, 7),
     ],
@@ -193,6 +225,7 @@ def test_quick_launches_are_tritons_own() -> None:
     found = json.loads(done.stdout)
     assert found["conflicts"] == []
     assert 20 < found["of_triton"] <= found["keys"] < found["unusual"] * 10
+    assert found["described"]
     launches = found["launches"]
     assert len(launches) == 9
     for place in range(0, 9, 3):

@@ -1,78 +1,52 @@
 """The core's exchanges: every token's sum over the ranks, whoever has which experts."""
 
+from collections.abc import Callable
+from typing import Final
+
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minisgl.moe.collective_exchanges import AllReduceExchange, AllToAllExchange
-from minisgl.moe.exchange import ExchangeContext
+from minisgl.moe.exchange import ExchangeContext, ExpertExchange
 from minisgl.moe.placement import ExpertPlacement
 from minisgl.testing.communicators import run_ranks
+from minisgl.testing.exchange_contract import ExpertExchangeContract
 
-HIDDEN, TOP_K = 3, 2
-Case = tuple[ExpertPlacement, int, bool]
+TOP_K: Final = 2
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """A placement, a number of tokens, and whether there is something else to add."""
+def placements(draw: st.DrawFn) -> ExpertPlacement:
+    """Groups of one or two ranks, each with one expert or more; at least as many as ``TOP_K``."""
     groups, ranks_per_group = draw(st.integers(1, 4)), draw(st.integers(1, 2))
-    experts = groups * draw(st.integers(1, 3))
-    placement = ExpertPlacement(experts, groups * ranks_per_group, groups)
-    return placement, draw(st.integers(1, 12)), draw(st.booleans())
+    experts = groups * draw(st.integers(2 if groups == 1 else 1, 3))
+    return ExpertPlacement(experts, groups * ranks_per_group, groups)
 
 
-def addend(hidden: torch.Tensor, expert: int, part: int) -> torch.Tensor:
-    """What one rank adds for one of its experts: whole numbers, so that sums are exact."""
-    return hidden * (expert + 1) + part
+class AnyPlacement(ExpertExchangeContract):
+    top_k = TOP_K
+
+    def __init__(self, exchange: Callable[[ExchangeContext], ExpertExchange]) -> None:
+        self._exchange = exchange
+
+    def create(self, context: ExchangeContext) -> ExpertExchange:
+        return self._exchange(context)
 
 
 @pytest.mark.parametrize("exchange", [AllReduceExchange, AllToAllExchange])
-@example(case=(ExpertPlacement(4, 4, 4), 1, False), seed=0)  # most ranks have no token of their own
-@given(case=cases(), seed=st.integers(0, 999))
-def test_each_token_gets_the_sum_over_its_experts(exchange: type, case: Case, seed: int) -> None:
+@example(ExpertPlacement(4, 4, 4), 1, False, 0)  # most ranks have no token of their own
+@given(placements(), st.integers(1, 12), st.booleans(), st.integers(0, 999))
+def test_each_token_gets_the_sum_over_its_experts(
+    exchange: type, placement: ExpertPlacement, tokens: int, partial: bool, seed: int
+) -> None:
     """Catches: a token run twice, results sent to another rank or added to another token."""
-    placement, num_tokens, with_partial = case
+    contract = AnyPlacement(exchange)
+    launch = contract.launch(placement, tokens, partial=partial, seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randint(-9, 9, (num_tokens, HIDDEN), generator=generator).float()
-    experts = torch.randint(
-        -1, placement.num_experts, (num_tokens, TOP_K), generator=generator, dtype=torch.int32
-    )
-    weights = torch.randint(1, 4, (num_tokens, TOP_K), generator=generator).float()
-    partial = torch.randint(-9, 9, (num_tokens, HIDDEN), generator=generator).float()
-
-    expected = partial * placement.num_ranks if with_partial else torch.zeros_like(hidden)
-    for token, place in torch.cartesian_prod(torch.arange(num_tokens), torch.arange(TOP_K)):
-        expert = int(experts[token, place])
-        if expert >= 0:
-            for part in range(placement.ranks_per_group):
-                expected[token] += weights[token, place] * addend(hidden[token], expert, part)
-
-    def work(communicator):
-        rank = communicator.rank
-        context = ExchangeContext(
-            communicator=communicator,
-            placement=placement,
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            top_k=TOP_K,
-            hidden_size=HIDDEN,
-            max_num_tokens=16,
-        )
-        one = exchange(context)
-        tokens = one.dispatch(hidden.clone(), weights.clone(), experts.clone())
-        out = torch.zeros_like(tokens.hidden)
-        for row, (x, w, chosen) in enumerate(
-            zip(tokens.hidden, tokens.weights, tokens.experts, strict=True)
-        ):
-            for weight, expert in zip(w, chosen.tolist(), strict=True):
-                if expert in placement.experts_of(rank):
-                    out[row] += weight * addend(x, expert, placement.part_of(rank))
-        return one.combine(out, tokens, partial.clone() if with_partial else None)
-
-    for combined in run_ranks(placement.num_ranks, work):
-        assert torch.equal(combined, expected)
+    launch.experts[torch.rand(tokens, TOP_K, generator=generator) < 0.2] = -1
+    contract.check(placement, launch)
 
 
 def test_all_to_all_runs_no_token_without_an_expert_here() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
+import torch
 
 from minisgl.benchmark.attention_cases import AttentionCase, parse_case
 from minisgl.benchmark.attention_grid import Part
@@ -270,7 +271,11 @@ class CellBench:
 
 
 def usable_backends(
-    host: PluginHost, settings: Settings, cases: Sequence[AttentionCase], target: Target
+    host: PluginHost,
+    settings: Settings,
+    cases: Sequence[AttentionCase],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the backends that can run any of the cases, and the reason against each other one.
 
@@ -280,9 +285,7 @@ def usable_backends(
     Returns:
         Qualified names; reasons by qualified name.
     """
-    queries = {
-        (one.phase, pool_query(one, host, settings, target.device, target.dtype)) for one in cases
-    }
+    queries = {(one.phase, pool_query(one, host, settings, device, dtype)) for one in cases}
     best: dict[str, int] = {}
     reasons: dict[str, str] = {}
     for phase, query in queries:

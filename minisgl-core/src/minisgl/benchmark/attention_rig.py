@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -227,6 +227,22 @@ def pool_query(
     query = query_of(case, device, dtype)
     pool = select_kv_pool(host, query, settings.cache.pool, settings.backend_options)
     return replace(query, kv_layout=pool.record.capabilities.kv_layout)
+
+
+def check_pool(
+    cases: Iterable[AttentionCase],
+    host: PluginHost,
+    settings: Settings,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Refuse a KV pool that cannot hold one of the cases.
+
+    Raises:
+        UnknownBackendError, UnsupportedBackendError: see ``select_kv_pool``.
+    """
+    for case in cases:
+        pool_query(case, host, settings, device, dtype)
 
 
 def count_layers(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> int:

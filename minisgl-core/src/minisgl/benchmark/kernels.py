@@ -59,7 +59,7 @@ class Measured:
 
 def bench_attention(
     cases: Sequence[AttentionCase],
-    backends: Sequence[str] | None,
+    backends: Sequence[str],
     host: PluginHost,
     settings: Settings,
     target: Target,
@@ -68,24 +68,18 @@ def bench_attention(
 
     Args:
         cases: shapes.
-        backends: names; ``None`` takes all that are installed.
+        backends: their names.
         host: who offers them.
         settings: the KV pool, and the options of backends.
         target: what is measured on.
-
-    Raises:
-        UnknownBackendError: a name that nobody offers.
     """
-    names = [offer.qualified for offer in host.attention]
-    if backends is not None:
-        names = [host.attention.get(name).qualified for name in backends]
     for case in cases:
         try:
             rig = AttentionRig(case, host, settings, target.device, target.dtype)
         except (DoesNotFitError, torch.OutOfMemoryError) as error:
             yield Measured(case=str(case), implementation="-", reason=_first_line(error))
             continue
-        for name in names:
+        for name in backends:
             yield _attention_line(rig, case, name, target)
 
 

@@ -73,5 +73,5 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
         progress=sys.stderr.isatty(),
     )
     with creating("moe", chosen.choice):
-        print(tune(context, request))
+        print(tune(context, chosen.settings, request))
     return 0

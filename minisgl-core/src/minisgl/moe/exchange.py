@@ -54,6 +54,7 @@ class ExpertExchange(ABC):
 
     One object serves all layers of a model. The ranks call it in step, with equal arguments but for
     ``out`` and ``partial``: behind attention each of them has all tokens of a launch.
+    ``minisgl.testing.exchange_contract`` holds the tests that an exchange inherits.
     """
 
     @abstractmethod
@@ -75,7 +76,8 @@ class ExpertExchange(ABC):
         """Return each token's sum over all ranks, ``[T, hidden_size]``, the same bits on each.
 
         Args:
-            out: ``[N, hidden_size]``, what this rank's experts add to its tokens' sums.
+            out: ``[N, hidden_size]``, what this rank's experts add to its tokens' sums; may be
+                written to.
             tokens: what ``dispatch`` returned.
             partial: ``[T, hidden_size]``, what else this rank adds to the sums, as its part of an
                 expert that all tokens visit; may be written to.

@@ -143,8 +143,9 @@ class MoeBackendRecord(Generic[SettingsT]):
     """An MoE backend on offer; the larger of its two ranks counts.
 
     Attributes:
-        tune: searches for the fastest launches for layers of these sizes, and returns what it
-            found and where it lies, for people; ``None`` if there is nothing to tune.
+        tune: searches for the fastest launches for layers of these sizes, leaves them where
+            ``create`` looks with the same settings, and returns what it found and where it lies,
+            for people; ``None`` if there is nothing to tune.
         weights_dtypes: of quantized experts that it runs, such as ``float8_e4m3fn``: what its
             ``run_experts`` takes ``scales`` for, see ``MoeBackend``.
     """
@@ -155,7 +156,7 @@ class MoeBackendRecord(Generic[SettingsT]):
     probe: Callable[[BackendQuery], Supported | Unsupported]
     create: "Callable[[MoeContext, SettingsT], MoeBackend]"
     capabilities: Capabilities = field(default_factory=Capabilities)
-    tune: "Callable[[MoeContext, TuneRequest], str] | None" = None
+    tune: "Callable[[MoeContext, SettingsT, TuneRequest], str] | None" = None
     weights_dtypes: tuple[str, ...] = ()
 
 

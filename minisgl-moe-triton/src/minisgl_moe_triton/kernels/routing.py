@@ -16,9 +16,6 @@ import triton.language as tl
 from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, wait_for_inputs
 
-_TOKENS = 4
-"""Tokens of a program of the router, one a warp."""
-
 _BLOCKS: Final = (256, 1024, 2048, 4096)
 """Assignments that a program of the sort in one kernel reads at once: the first that holds all."""
 
@@ -75,10 +72,9 @@ def route(
     tokens, experts = logits.shape
     chosen = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
-    _route_kernel[(-(-tokens // _TOKENS),)](
-        logits, chosen, weights, logits.stride(0), tokens, experts, top_k, renormalize,
-        _TOKENS, triton.next_power_of_2(experts), triton.next_power_of_2(top_k),
-        num_warps=_TOKENS, launch_pdl=OVERLAP,
+    _route_kernel[(tokens,)](
+        logits, chosen, weights, logits.stride(0), experts, top_k, renormalize,
+        triton.next_power_of_2(experts), num_warps=1, launch_pdl=OVERLAP,
     )  # fmt: skip
     return weights, chosen
 
@@ -124,38 +120,48 @@ def most_tiles(num_assignments: int, num_experts: int, tile_rows: int) -> int:
 
 
 @dispatched
-@triton.jit(do_not_specialize=["stride", "tokens"])
+@triton.jit(do_not_specialize=["stride"])
 def _route_kernel(
-    logits_ptr, experts_ptr, weights_ptr, stride, tokens,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    logits_ptr, experts_ptr, weights_ptr, stride,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``TOKENS`` tokens: the largest probability, ``TOP_K`` times."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    expert, place = tl.arange(0, BLOCK), tl.arange(0, PLACES)
-    inside, here = (expert < EXPERTS)[None, :], (token < tokens)[:, None]
+    """One token, one warp: the largest logit, ``TOP_K`` times.
+
+    Logits are compared as integers that hold their expert, too: one maximum finds both. What was
+    chosen stays with the thread that has it until it is stored.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    inside = expert < EXPERTS
     wait_for_inputs()
-    ptrs = logits_ptr + token.to(tl.int64)[:, None] * stride + expert[None, :]
-    logits = tl.load(ptrs, inside & here, 0.0).to(tl.float32)
-    logits = tl.where(inside, logits, float("-inf"))
-    rest = tl.exp(logits - tl.max(logits, axis=1)[:, None])
-    rest /= tl.sum(rest, axis=1)[:, None]
-    rest = tl.where(inside, rest, -1.0)
-    chosen = tl.zeros((TOKENS, PLACES), tl.int32)
-    weights = tl.zeros((TOKENS, PLACES), tl.float32)
-    for number in tl.static_range(TOP_K):
-        largest, which = tl.max(rest, axis=1, return_indices=True)
-        which = tl.minimum(which, EXPERTS - 1)  # logits that are not a number choose anything
-        now = (place == number)[None, :]
-        chosen = tl.where(now, which[:, None], chosen)
-        weights = tl.where(now, largest[:, None], weights)
-        rest = tl.where(expert[None, :] == which[:, None], -1.0, rest)
-    if RENORMALIZE:
-        weights /= tl.sum(weights, axis=1)[:, None]
-    places = token[:, None] * TOP_K + place[None, :]
-    mask = here & (place < TOP_K)[None, :]
-    tl.store(experts_ptr + places, chosen, mask)
-    tl.store(weights_ptr + places, weights, mask)
+    logits = tl.load(logits_ptr + token * stride + expert, inside, 0.0)
+    bits: tl.constexpr = logits.dtype.primitive_bitwidth
+    number = _ordered(logits, bits)
+    last: tl.constexpr = (1 << bits) - 1
+    least: tl.constexpr = -(1 << (2 * bits - 1))
+    keys = tl.where(inside, (number << bits) | (last - expert.to(number.dtype)), least)
+    place = tl.full((BLOCK,), -1, tl.int32)
+    for one in tl.static_range(TOP_K):
+        largest = keys == tl.max(keys, axis=0)
+        place = tl.where(largest, one, place)
+        keys = tl.where(largest, least, keys)
+    logits = tl.where(inside, logits.to(tl.float32), float("-inf"))
+    weights = tl.exp(logits - tl.max(logits, axis=0))
+    chosen = inside & (place >= 0)
+    weights /= tl.sum(tl.where(chosen, weights, 0.0) if RENORMALIZE else weights, axis=0)
+    tl.store(experts_ptr + token * TOP_K + place, expert, chosen)
+    tl.store(weights_ptr + token * TOP_K + place, weights, chosen)
+
+
+@triton.jit
+def _ordered(logits, BITS: tl.constexpr):
+    """Return integers of twice the bits that are ordered as the logits are."""
+    logits = tl.where(logits == 0, tl.zeros_like(logits), logits)  # -0 is no less than 0
+    if BITS == 16:
+        number = logits.to(tl.int16, bitcast=True).to(tl.int32)
+    else:
+        number = logits.to(tl.int32, bitcast=True).to(tl.int64)
+    return tl.where(number < 0, number ^ ((1 << (BITS - 1)) - 1), number)
 
 
 @dispatched

@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,9 +15,11 @@ from minisgl.cli.bench.output import check_writable, write_cells
 from minisgl.cli.flags import typed_settings
 from minisgl.errors import SettingsError
 from minisgl.plugins.measurements import FORMAT, read_file
-from minisgl.settings import ResolvedSettings
+from minisgl.settings import ResolvedSettings, Settings
 
 if TYPE_CHECKING:
+    import torch
+
     from minisgl.benchmark.attention_cases import AttentionCase
     from minisgl.benchmark.attention_cells import Cell, CellBench
     from minisgl.benchmark.attention_grid import Grid, Part
@@ -112,32 +114,73 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise SettingsError(f"--cases replaces the grid; leave {(shape or ['--rows'])[0]} out")
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is measured: cases, qualified names of backends, and why others are left out."""
+
+    grid: "Grid"
+    cases: "list[tuple[Part, AttentionCase]]"
+    backends: list[str]
+    refused: dict[str, str]
+
+
+def choose(
+    args: argparse.Namespace,
+    settings: Settings,
+    host: "PluginHost",
+    device: "torch.device",
+    dtype: "torch.dtype",
+) -> Chosen:
+    """Return what the flags ask for; measures nothing.
+
+    Raises:
+        SettingsError: a case, a model, a prompt or an option is none.
+        UnknownBackendError: nobody offers a backend or a KV pool of that name.
+        UnsupportedBackendError: the KV pool that is set cannot hold a case.
+    """
+    from minisgl.benchmark.attention_cases import parse_case
+    from minisgl.benchmark.attention_cells import usable_backends
+    from minisgl.benchmark.attention_rig import check_pool
+
+    grid = make_grid(args, device)
+    given: list[tuple[Part, AttentionCase]] = [
+        ("grid", parse_case(text)) for text in args.cases or ()
+    ]
+    cases = given or grid.cases()
+    shapes = [case for _, case in cases]
+    if args.backends is not None:
+        check_pool(shapes, host, settings, device, dtype)
+        return Chosen(grid, cases, named_backends(args, host), {})
+    return Chosen(grid, cases, *usable_backends(host, settings, shapes, device, dtype))
+
+
+def named_backends(args: argparse.Namespace, host: "PluginHost") -> list[str]:
+    """Return the qualified names of ``--backends``, each once; without the flag, of all.
+
+    Raises:
+        UnknownBackendError: nobody offers one.
+    """
+    if args.backends is None:
+        return [offer.qualified for offer in host.attention]
+    return list(dict.fromkeys(host.attention.get(name).qualified for name in args.backends))
+
+
 def run_grid(
     args: argparse.Namespace,
     resolved: ResolvedSettings,
     host: "PluginHost",
+    chosen: Chosen,
+    *,
     target: "Target",
     environment: Mapping[str, Any],
 ) -> int:
     """Measure the grid, print a table for each group of cases as it is ready, and write all."""
-    from minisgl.benchmark.attention_cases import parse_case
-    from minisgl.benchmark.attention_cells import SHORTEST_S, CellBench, usable_backends
+    from minisgl.benchmark.attention_cells import SHORTEST_S, CellBench
     from minisgl.benchmark.environment import changed_settings
 
     began = time.monotonic()
-    grid = make_grid(args, target)
-    cases: list[tuple[Part, AttentionCase]] = [
-        ("grid", parse_case(text)) for text in args.cases or ()
-    ]
-    cases = cases or grid.cases()
+    cases, backends, refused = chosen.cases, chosen.backends, chosen.refused
     target = replace(target, shortest_s=min(SHORTEST_S, target.shortest_s))
-    refused: dict[str, str] = {}
-    if args.backends is None:
-        backends, refused = usable_backends(
-            host, resolved.settings, [case for _, case in cases], target
-        )
-    else:
-        backends = list(dict.fromkeys(host.attention.get(name).qualified for name in args.backends))
     print(format_head(backends, refused, len(cases)), flush=True)
     record = {
         "benchmark": "attention",
@@ -146,7 +189,7 @@ def run_grid(
         "settings": changed_settings(resolved),
         **environment,
         "ceilings": asdict(target.ceilings),
-        "models": {name: str(heads) for name, heads in grid.models.items()},
+        "models": {name: str(heads) for name, heads in chosen.grid.models.items()},
         "refused": refused,
     }
     bench = CellBench(
@@ -201,7 +244,7 @@ def show_file(path: Path, picture: Path | None) -> int:
     return 0
 
 
-def make_grid(args: argparse.Namespace, target: "Target") -> "Grid":
+def make_grid(args: argparse.Namespace, device: "torch.device") -> "Grid":
     """Return the device's grid, narrowed by flags.
 
     Raises:
@@ -209,7 +252,7 @@ def make_grid(args: argparse.Namespace, target: "Target") -> "Grid":
     """
     from minisgl.benchmark.attention_grid import default_grid, heads_of, parse_prompts
 
-    grid = default_grid(target.device)
+    grid = default_grid(device)
     given: dict[str, Any] = {
         name: value
         for name in ("phases", "rows", "contexts", "page_sizes")

@@ -11,9 +11,11 @@ from minisgl.cli.bench.numbers import numbers, words
 from minisgl.cli.bench.output import check_writable, write_json
 from minisgl.cli.flags import add_settings_arguments
 from minisgl.errors import SettingsError
-from minisgl.settings import ResolvedSettings
+from minisgl.settings import ResolvedSettings, Settings
 
 if TYPE_CHECKING:
+    import torch
+
     from minisgl.benchmark.attention_cases import AttentionCase
     from minisgl.benchmark.kernels import Measured
     from minisgl.benchmark.moe_cases import MoeShape
@@ -67,28 +69,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
-    """Measure the ceilings, then each case, and print it as it comes."""
+    """Check all that was typed, measure the ceilings, then each case, and print it as it comes."""
     check_writable("--json", args.json)
     attention.check_arguments(args)
     _check_only(args)
     if args.read is not None:
         return attention.show_file(args.read, args.picture)
+    settings = resolved.settings
+    host, device, dtype = _load(settings)
     if args.attention:
-        host, target, environment = _prepare(args, resolved)
-        return attention.run_grid(args, resolved, host, target, environment)
-    from minisgl.benchmark.attention_cases import parse_case
+        chosen = attention.choose(args, settings, host, device, dtype)
+        target, environment = _measure(args, settings, device, dtype)
+        return attention.run_grid(
+            args, resolved, host, chosen, target=target, environment=environment
+        )
     from minisgl.benchmark.environment import changed_settings
+    from minisgl.benchmark.kernels import bench_attention
     from minisgl.benchmark.op_cases import model_shape
 
-    reference = resolved.settings.model.path or _DEFAULT_MODEL
+    reference = settings.model.path or _DEFAULT_MODEL
     shape = model_shape(reference)
-    given = [parse_case(text) for text in args.cases or ()]
-    host, target, environment = _prepare(args, resolved)
+    cases = _attention_cases(args, settings, host, device, dtype)
+    backends = attention.named_backends(args, host)
     experts = _experts(args, reference, host, resolved)
+    target, environment = _measure(args, settings, device, dtype)
     print(_COLUMNS, flush=True)
     found: dict[str, list[Measured]] = {"attention": [], "ops": [], "moe": []}
-    if args.only in (None, "attention"):
-        found["attention"] = _attention(args, given, host, resolved, target)
+    if cases:
+        found["attention"] = _printed(bench_attention(cases, backends, host, settings, target))
     if args.only in (None, "ops"):
         found["ops"] = _ops(args, shape, host, target)
     if experts is not None:
@@ -125,18 +133,22 @@ def _check_only(args: argparse.Namespace) -> None:
         )
 
 
-def _attention(
+def _attention_cases(
     args: argparse.Namespace,
-    given: "list[AttentionCase]",
+    settings: Settings,
     host: "PluginHost",
-    resolved: ResolvedSettings,
-    target: "Target",
-) -> "list[Measured]":
+    device: "torch.device",
+    dtype: "torch.dtype",
+) -> "list[AttentionCase]":
+    """Return the cases of attention to measure, if any, all of which the KV pool can hold."""
     from minisgl.benchmark.attention_cases import default_cases, parse_case
-    from minisgl.benchmark.kernels import bench_attention
+    from minisgl.benchmark.attention_rig import check_pool
 
-    cases = given or [parse_case(text) for text in default_cases(target.device)]
-    return _printed(bench_attention(cases, args.backends, host, resolved.settings, target))
+    if args.only not in (None, "attention"):
+        return []
+    cases = [parse_case(text) for text in args.cases or default_cases(device)]
+    check_pool(cases, host, settings, device, dtype)
+    return cases
 
 
 def _ops(
@@ -205,22 +217,29 @@ def _printed(lines: "Iterable[Measured]") -> "list[Measured]":
     return found
 
 
-def _prepare(
-    args: argparse.Namespace, resolved: ResolvedSettings
-) -> "tuple[PluginHost, Target, dict[str, Any]]":
-    """Return the plugins, what is measured on, and the facts about it; prints the ceilings."""
+def _load(settings: Settings) -> "tuple[PluginHost, torch.device, torch.dtype]":
+    """Return the plugins, whose options are checked, and what is to be measured on."""
     import torch
 
-    from minisgl.benchmark.environment import describe_environment
-    from minisgl.benchmark.timing import SHORTEST_S, Target, measure_ceilings
     from minisgl.bootstrap import load_host, resolve_device, resolve_dtype
+    from minisgl.plugins.options import validate_backend_options
 
-    settings = resolved.settings
     device = resolve_device(settings.engine.device)
     dtype = resolve_dtype(settings.model.dtype, "bfloat16", device)
     if settings.engine.num_threads is not None:
         torch.set_num_threads(settings.engine.num_threads)
     host = load_host(settings)
+    validate_backend_options(host, settings.backend_options)
+    return host, device, dtype
+
+
+def _measure(
+    args: argparse.Namespace, settings: Settings, device: "torch.device", dtype: "torch.dtype"
+) -> "tuple[Target, dict[str, Any]]":
+    """Return the device with its ceilings, and the facts about it; prints them."""
+    from minisgl.benchmark.environment import describe_environment
+    from minisgl.benchmark.timing import SHORTEST_S, Target, measure_ceilings
+
     environment = describe_environment(args.command_line, args.commit, settings.engine.device)
     scale = _QUICK if args.quick else 1.0
     # A GPU has them in a second; from small inputs they would come out far too low.
@@ -231,7 +250,7 @@ def _prepare(
         f"{str(dtype)[6:]})"
     )
     target = Target(device=device, dtype=dtype, ceilings=ceilings, shortest_s=SHORTEST_S * scale)
-    return host, target, environment
+    return target, environment
 
 
 def _print(line: "Measured") -> None:

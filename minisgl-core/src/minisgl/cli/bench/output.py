@@ -19,8 +19,12 @@ def check_writable(flag: str, path: Path | None) -> None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise SettingsError(f"{flag} {str(path)!r} must be a file in a folder that exists")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+    if path.exists() and not os.access(path, os.W_OK):
         raise SettingsError(f"{flag} {str(path)!r} cannot be written to; name another file")
+    if not _is_special(path) and not os.access(path.resolve().parent, os.W_OK):
+        raise SettingsError(
+            f"{flag} {str(path)!r}: no file can be made in its folder; name another one"
+        )
 
 
 def write_json(path: Path | None, record: dict[str, Any]) -> None:
@@ -39,7 +43,22 @@ def write_cells(path: Path | None, record: dict[str, Any], cells: Sequence[Any])
 
 
 def _write(path: Path, text: str) -> None:
+    """Write all of ``text``, or leave what was there: a run may be stopped while it writes."""
     try:
-        path.write_text(text, encoding="utf-8")
+        if _is_special(path):
+            path.write_text(text, encoding="utf-8")
+            return
+        file = path.resolve()  # what a link leads to is replaced, not the link
+        beside = file.with_name(f"{file.name}.{os.getpid()}.partial")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(file)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         raise MinisglError(f"{str(path)!r} cannot be written: {error.strerror}") from error
+
+
+def _is_special(path: Path) -> bool:
+    """Return whether it is a pipe or a device, which nothing may take the place of."""
+    return path.exists() and not path.is_file()

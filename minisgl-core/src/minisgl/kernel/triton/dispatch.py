@@ -20,6 +20,7 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 _VERSION: Final = "3.6."
 _LEAST, _MOST = -(2**31), 2**31 - 1
@@ -30,10 +31,10 @@ class Dispatcher:
     """A kernel that is launched as ever: ``kernel[grid](*arguments, **options)``.
 
     The key of a compiled kernel is never coarser than Triton's: dtype and alignment of each tensor,
-    type and divisibility of each number, the constants, the options, the device. So two launches of
-    one key run what Triton would have run for either. Triton's own way take the first launch of a
-    key, launches that a profiler's hooks observe, numbers beyond 32 bits, and arguments of other
-    kinds, or by name.
+    dtype and block of each descriptor, type and divisibility of each number, the constants, the
+    options, the device. So two launches of one key run what Triton would have run for either.
+    Triton's own way take the first launch of a key, launches that a profiler's hooks observe,
+    numbers beyond 32 bits, and arguments of other kinds, or by name.
 
     Settings of Triton that change while the process runs reach only kernels that are new then.
 
@@ -91,6 +92,9 @@ class Dispatcher:
                 return None
         try:
             for tensor in self._tensors(arguments):
+                if type(tensor) is TensorDescriptor:
+                    facts.append(_described(tensor))
+                    continue
                 facts.append(tensor.dtype)
                 facts.append(tensor.data_ptr() & 15)
         except AttributeError:
@@ -98,12 +102,21 @@ class Dispatcher:
         return tuple(facts)
 
     def _sort(self, arguments: Sequence[Any]) -> None:
-        """Note at the first launch which arguments are tensors."""
+        """Note at the first launch which arguments are tensors, or descriptors of some."""
         others = [one.num for one in self._kernel.params if not one.is_constexpr]
         others = [place for place in others if place < len(arguments)]
-        tensors = [place for place in others if hasattr(arguments[place], "data_ptr")]
+        tensors = [place for place in others if _is_memory(arguments[place])]
         self._numbers = _picker([place for place in others if place not in tensors])
         self._tensors = _picker(tensors)
+
+
+def _is_memory(argument: Any) -> bool:
+    return hasattr(argument, "data_ptr") or type(argument) is TensorDescriptor
+
+
+def _described(descriptor: Any) -> tuple[Any, ...]:
+    """Return what a kernel is compiled for of a tensor that it copies by descriptor."""
+    return descriptor.base.dtype, *descriptor.block_shape, descriptor.padding
 
 
 def dispatched(kernel: Any) -> Any:
