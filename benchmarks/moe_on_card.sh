@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# All that the MoE backend needs an NVIDIA GPU for: moe_on_card.sh OUT [all|test|tune|layers|serve].
+# All that the MoE backend needs an NVIDIA GPU for:
+# moe_on_card.sh OUT [all|test|tune|layers|serve] [auto|fp8].
 # Run in the repository's root. "all" leaves out "serve" and takes about four minutes. Limits, in
 # seconds: LIMIT_TEST, LIMIT_TUNE (of each model), LIMIT_LAYERS (of each), LIMIT_SERVE (of each).
-# WEIGHTS=fp8 does all of it with experts in fp8, and marks the names of its files.
+# "fp8" does it with experts in fp8, and marks the names of its files.
 # PYTHON is what runs everything; with packages that are not installed, set PYTHONPATH.
 set -u
 out=${1:?a folder for the results}
@@ -12,7 +13,7 @@ export PYTHONUNBUFFERED=1
 mkdir -p "$out"
 models=$(mktemp -d)
 trap 'rm -rf "$models"' EXIT
-weights=${WEIGHTS:-auto}
+weights=${3:-auto}
 mark="" tests=moe
 [[ $weights == auto ]] || mark=-$weights tests="fp8 or quantized or compiled"
 declare -A sizes=([qwen]=Qwen3-30B-A3B [mixtral]=Mixtral-8x7B)
