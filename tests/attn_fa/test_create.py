@@ -17,7 +17,7 @@ from minisgl_attn_fa.kernels import FlashAttention2, FlashAttention3
 from minisgl_attn_fa.samples import largest_error, samples
 from minisgl_attn_fa.settings import FaSettings
 from support import fake_flash_attn as fakes
-from support.flash_attn_site import query
+from support.kernel_site import query
 
 
 def test_auto_takes_the_newest_that_can_run(flash_attn_site):

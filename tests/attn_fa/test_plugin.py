@@ -14,7 +14,7 @@ from minisgl_attn_fa.installed import RELEASES
 from minisgl_attn_fa.plugin import minisgl_attention_backends
 from minisgl_attn_fa.settings import FaSettings
 from support.distributions import project
-from support.flash_attn_site import query
+from support.kernel_site import query
 from support.tiny_models import write_tiny_model
 
 FOLDER = "minisgl-attn-fa"

@@ -7,7 +7,7 @@ from minisgl_attn_fa import installed
 from minisgl_attn_fa import ranks as rank_rules
 from minisgl_attn_fa.edges import why_not
 from minisgl_attn_fa.probe import probe
-from support.flash_attn_site import query
+from support.kernel_site import query
 
 TABLE = RankTable(
     source="a test",

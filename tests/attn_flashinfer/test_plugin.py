@@ -14,7 +14,7 @@ from minisgl_attn_flashinfer import installed
 from minisgl_attn_flashinfer.plugin import minisgl_attention_backends
 from minisgl_attn_flashinfer.settings import FlashInferSettings
 from support.distributions import project
-from support.flashinfer_site import query
+from support.kernel_site import query
 from support.tiny_models import write_tiny_model
 
 FOLDER = "minisgl-attn-flashinfer"

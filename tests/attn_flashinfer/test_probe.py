@@ -5,7 +5,8 @@ import pytest
 from minisgl.plugins import Supported, Unsupported
 from minisgl_attn_flashinfer.measured_ranks import RANKS
 from minisgl_attn_flashinfer.probe import probe
-from support.flashinfer_site import MODULES, query
+from support.flashinfer_site import MODULES
+from support.kernel_site import query
 
 ALL = ("fa2", "fa3", "decode")
 
@@ -110,7 +111,7 @@ def test_modules_of_the_companion_package_count_instead_of_flashinfer_s_own(flas
     cache = flashinfer_site.root / "flashinfer_jit_cache" / "jit_cache"
     code = f"def get_jit_cache_dir():\n    return {str(cache)!r}\n"
     flashinfer_site.distribution(
-        "flashinfer-jit-cache", "0.6.12+cu130", "flashinfer_jit_cache", code
+        "flashinfer-jit-cache", "0.6.12+cu130", "flashinfer_jit_cache/__init__.py", code=code
     )
     assert "has no compiled" in reason()
     flashinfer_site.compiled(cache, ALL)
@@ -121,7 +122,7 @@ def test_a_companion_of_another_version_would_fail_flashinfer_s_import(
     flashinfer_site, monkeypatch
 ):
     flashinfer_site.flashinfer(compiled=ALL)
-    flashinfer_site.distribution("flashinfer-cubin", "0.6.13", "flashinfer_cubin")
+    flashinfer_site.distribution("flashinfer-cubin", "0.6.13", "flashinfer_cubin/__init__.py")
     assert "flashinfer-python 0.6.12 and flashinfer-cubin 0.6.13 must have one version" in reason()
     monkeypatch.setenv("FLASHINFER_DISABLE_VERSION_CHECK", "1")
     assert served() == (True, True)

@@ -11,10 +11,10 @@ from minisgl.testing.paged_rows import PagedRows
 from minisgl_attn_flashinfer.measured_ranks import RANKS
 from minisgl_attn_flashinfer.plugin import minisgl_attention_backends
 from minisgl_attn_flashinfer.trtllm import TrtllmBackend, TrtllmGen, Xqa
-from minisgl_attn_flashinfer.trtllm_create import query_of, warm_up
+from minisgl_attn_flashinfer.trtllm_create import warm_up
 from minisgl_attn_flashinfer.trtllm_probe import NOT_COMPILED_RANK, probe_trtllm
 from support.fake_trtllm import FakeGen, FakeXqa
-from support.flashinfer_site import query
+from support.kernel_site import query
 
 TABLE = RANKS["trtllm"]
 RANK = TABLE.decode_rank(16, 16, 8)
@@ -148,7 +148,7 @@ def test_blackwell_needs_the_compiled_kernels_of_trtllm_gen(flashinfer_site):
     text = reason(compute_capability=(10, 0))
     assert "needs flashinfer-cubin 0.6.12" in text
     assert "would download kernels while it serves" in text
-    flashinfer_site.distribution("flashinfer-cubin", "0.6.12", "flashinfer_cubin")
+    flashinfer_site.distribution("flashinfer-cubin", "0.6.12", "flashinfer_cubin/__init__.py")
     assert probe_trtllm(query(compute_capability=(10, 3))) == Supported(None, RANK, TABLE.source)
 
 
@@ -169,13 +169,6 @@ def test_what_neither_kernel_takes(flashinfer_site, changed, expected):
 def test_without_flashinfer(monkeypatch):
     monkeypatch.setattr("minisgl_attn_flashinfer.installed.flashinfer_version", lambda: None)
     assert "which is not installed: pip install flashinfer-python" in reason()
-
-
-def test_a_context_is_asked_about_as_a_query(flashinfer_site):
-    rows = PagedRows([40], page_size=16, num_q_heads=16, num_kv_heads=8, head_dim=128)
-    found = query_of(rows.context, (9, 0))
-    expected = query(device="cpu", dtype="float32", kv_dtype="float32")
-    assert found == expected
 
 
 def test_the_record_declares_decode_alone():

@@ -8,12 +8,13 @@ import torch
 
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.plugins import Supported, Unsupported
+from minisgl.plugins.query import query_of_context
 from minisgl.testing.attention_contract import LENGTHS, AttentionBackendContract
 from minisgl.testing.paged_rows import PagedRows
 from minisgl_attn_flashinfer import installed
 from minisgl_attn_flashinfer.modules import xqa_module
 from minisgl_attn_flashinfer.settings import TrtllmSettings
-from minisgl_attn_flashinfer.trtllm_create import create_trtllm, query_of
+from minisgl_attn_flashinfer.trtllm_create import create_trtllm
 from minisgl_attn_flashinfer.trtllm_probe import probe_trtllm
 
 pytestmark = [
@@ -27,7 +28,7 @@ pytestmark = [
 
 def create(context: AttentionContext, settings: TrtllmSettings) -> AttentionBackend:
     """The backend; skips shapes that would have to be compiled here."""
-    answer = probe_trtllm(query_of(context, torch.cuda.get_device_capability()))
+    answer = probe_trtllm(query_of_context(context, torch.cuda.get_device_capability()))
     if isinstance(answer, Unsupported):
         pytest.skip(answer.reason)
     assert isinstance(answer, Supported)

@@ -1,18 +1,16 @@
 """A stand-in for an installed FlashInfer: its folders and metadata, without a line of code."""
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from minisgl.plugins import BackendQuery
 from minisgl_attn_flashinfer.modules import (
     TRTLLM_GEN_MODULE,
     decode_module,
     prefill_module,
     xqa_module,
 )
+from support.kernel_site import KernelSite
 
 VARIABLES = (
     *("FLASHINFER_NVCC", "FLASHINFER_DISABLE_JIT", "FLASHINFER_DISABLE_VERSION_CHECK"),
@@ -28,53 +26,24 @@ MODULES = {
 }
 
 
-def query(**changed: Any) -> BackendQuery:
-    """A model of Qwen3-0.6B's shape on a Hopper card, but for what is changed."""
-    values = {
-        "device": "cuda",
-        "compute_capability": (9, 0),
-        "dtype": "bfloat16",
-        "kv_dtype": "bfloat16",
-        "page_size": 16,
-        "num_q_heads": 16,
-        "num_kv_heads": 8,
-        "head_dim": 128,
-    }
-    return BackendQuery(**{**values, **changed})
-
-
-class FlashInferSite:
+class FlashInferSite(KernelSite):
     """A folder on ``sys.path``; nothing of the machine's own CUDA is seen."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root = root
-        self.monkeypatch = monkeypatch
+        super().__init__(root, monkeypatch)
         self.tools = root / "tools"
-        self.tools.mkdir(parents=True)
+        self.tools.mkdir()
         for name in VARIABLES:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("CUDA_HOME", str(root / "cuda"))
         monkeypatch.setenv("PATH", str(self.tools))
-        monkeypatch.syspath_prepend(str(root))
-
-    def distribution(self, name: str, version: str, package: str, code: str = "") -> Path:
-        """Write a distribution of one package; returns the package's folder."""
-        folder = self.root / package
-        folder.mkdir(exist_ok=True)
-        (folder / "__init__.py").write_text(code)
-        info = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        (info / "METADATA").write_text(text)
-        importlib.invalidate_caches()
-        return folder
 
     def flashinfer(self, version: str = "0.6.12", *, compiled: tuple[str, ...] = ()) -> None:
         """Install FlashInfer and what it loads modules with; importing it is an error."""
         code = "raise AssertionError('a probe must not import FlashInfer')"
-        folder = self.distribution("flashinfer-python", version, "flashinfer", code)
-        self.distribution("apache-tvm-ffi", "0.1.15", "tvm_ffi", code)
-        self.compiled(folder / "data" / "aot", compiled)
+        self.distribution("flashinfer-python", version, "flashinfer/__init__.py", code=code)
+        self.distribution("apache-tvm-ffi", "0.1.15", "tvm_ffi/__init__.py", code=code)
+        self.compiled(self.root / "flashinfer" / "data" / "aot", compiled)
 
     def compiled(self, folder: Path, modules: tuple[str, ...]) -> None:
         """Put compiled modules into a folder, by their key in ``MODULES``."""

@@ -20,6 +20,7 @@ from minisgl.attention import AttentionContext
 from minisgl.errors import UnsupportedBackendError
 from minisgl.kernel.jit import cache_folder
 from minisgl.plugins import BackendQuery
+from minisgl.plugins.query import query_of_context
 from minisgl_attn_fa import fa4
 from minisgl_attn_fa.backend import FaBackend
 from minisgl_attn_fa.edges import all_reasons, describe
@@ -44,7 +45,7 @@ def create_backend(context: AttentionContext, settings: FaSettings) -> FaBackend
             cannot run here.
     """
     capability = torch.cuda.get_device_capability(context.device)
-    name = choose_version(settings, query_of(context, capability))
+    name = choose_version(settings, query_of_context(context, capability))
     began = time.perf_counter()
     with torch.cuda.device(context.device):
         kernel, how = kernel_of(name, context, capability)
@@ -58,22 +59,6 @@ def create_backend(context: AttentionContext, settings: FaSettings) -> FaBackend
         return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     return FaBackend(context, kernel, event)
-
-
-def query_of(context: AttentionContext, capability: tuple[int, int]) -> BackendQuery:
-    """Return what a probe would be asked for this context."""
-    return BackendQuery(
-        device=context.device.type,
-        compute_capability=capability,
-        dtype=str(context.dtype).removeprefix("torch."),
-        kv_dtype=str(context.kv_pool.spec.dtype).removeprefix("torch."),
-        page_size=context.page_size,
-        num_q_heads=context.num_q_heads,
-        num_kv_heads=context.num_kv_heads,
-        head_dim=context.head_dim,
-        sliding_window=context.sliding_window,
-        logit_soft_cap=context.logit_soft_cap,
-    )
 
 
 def choose_version(settings: FaSettings, query: BackendQuery) -> VersionName:

@@ -9,6 +9,7 @@ import torch
 from minisgl.attention import AttentionContext
 from minisgl.errors import UnsupportedBackendError
 from minisgl.plugins import BackendQuery, Unsupported
+from minisgl.plugins.query import query_of_context
 from minisgl_attn_flashinfer.create import load_module
 from minisgl_attn_flashinfer.modules import TRTLLM_GEN_MODULE
 from minisgl_attn_flashinfer.settings import TrtllmSettings
@@ -30,7 +31,7 @@ def create_trtllm(context: AttentionContext, settings: TrtllmSettings) -> Trtllm
     Raises:
         UnsupportedBackendError: there is none for this device and shape.
     """
-    query = query_of(context, torch.cuda.get_device_capability(context.device))
+    query = query_of_context(context, torch.cuda.get_device_capability(context.device))
     answer = probe_trtllm(query)
     if isinstance(answer, Unsupported):
         raise UnsupportedBackendError(f"backend 'trtllm' {answer.reason}")
@@ -47,20 +48,6 @@ def create_trtllm(context: AttentionContext, settings: TrtllmSettings) -> Trtllm
     torch.cuda.synchronize(context.device)
     logger.info("FlashInfer's %s decodes, module %s", kernel, module)
     return TrtllmBackend(context, run)
-
-
-def query_of(context: AttentionContext, capability: tuple[int, int]) -> BackendQuery:
-    """Return what a probe would be asked for this context."""
-    return BackendQuery(
-        device=context.device.type,
-        compute_capability=capability,
-        dtype=str(context.dtype).removeprefix("torch."),
-        kv_dtype=str(context.kv_pool.spec.dtype).removeprefix("torch."),
-        page_size=context.page_size,
-        num_q_heads=context.num_q_heads,
-        num_kv_heads=context.num_kv_heads,
-        head_dim=context.head_dim,
-    )
 
 
 def warm_up(run: DecodeRun, context: AttentionContext) -> None:

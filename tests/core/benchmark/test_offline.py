@@ -11,7 +11,9 @@ from minisgl.benchmark.offline import Round
 from minisgl.benchmark.step_profiler import StepProfiler
 from minisgl.benchmark.workload import Workload
 from minisgl.cli import main
+from minisgl.engine.plan import BatchPlan
 from minisgl.llm import GenerationProgress
+from minisgl.scheduler import launch as scheduler_launch
 from minisgl.settings import resolve_settings
 from support.tiny_models import build_tiny_model
 
@@ -80,6 +82,20 @@ def test_two_rounds_and_their_record(model, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "warm-up" in text
     assert "median of seeds 3:" in text
+
+
+@pytest.mark.parametrize(("launch", "mixed"), [("split", False), ("mixed", True), ("auto", True)])
+def test_the_record_says_how_steps_were_launched(model, tmp_path, monkeypatch, launch, mixed):
+    plans = []
+
+    def watched(**parts):
+        plans.append(BatchPlan(**parts))
+        return plans[-1]
+
+    monkeypatch.setattr(scheduler_launch, "BatchPlan", watched)
+    record = run(model, tmp_path, *SMALL, "--seeds", "0,1", "--set", f"scheduler.launch={launch}")
+    assert {plan.mixed for plan in plans} == {mixed}
+    assert record["engine"]["mixed_launches"] is mixed
 
 
 def test_a_preset_brings_its_settings_unless_the_user_says_otherwise(model, tmp_path, monkeypatch):

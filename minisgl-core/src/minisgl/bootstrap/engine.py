@@ -347,6 +347,9 @@ def _engine_info(site: Site, *, mixed: bool, shares: bool) -> EngineInfo:
             f"in its vocabulary of {vocab_size} tokens; mend generation_config.json"
         )
     on_cpu = site.device.type == "cpu"
+    launch = site.settings.scheduler.launch
+    # One pass reads the weights once; on a GPU decode rows replay a graph of their own.
+    together = on_cpu if launch == "auto" else launch == "mixed"
     return EngineInfo(
         architecture=site.config.architecture,
         device=str(site.device),
@@ -357,8 +360,7 @@ def _engine_info(site: Site, *, mixed: bool, shares: bool) -> EngineInfo:
         max_running_requests=site.settings.scheduler.max_running_requests,
         page_size=site.query.page_size,
         num_pages=1,
-        # One pass reads the weights once; on a GPU decode rows replay a graph of their own.
-        mixed_launches=on_cpu and mixed,
+        mixed_launches=mixed and together,
         asynchronous=not on_cpu,
         shared_prefix_min_tokens=_shared_prefix_min_tokens(site) if shares else None,
     )

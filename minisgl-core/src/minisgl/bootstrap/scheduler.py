@@ -58,7 +58,7 @@ def build_scheduler(
         policy=scheduler.policy,
         order=scheduler.order,
         overlap=_on(scheduler.overlap, auto=info.asynchronous),
-        mixed=_on(scheduler.launch, auto=info.mixed_launches, on="mixed"),
+        mixed=info.mixed_launches,
         seed=settings.engine.seed,
         observers=host,
         compiler=build_compiler(settings, host, grammar, info),
@@ -66,5 +66,5 @@ def build_scheduler(
     )
 
 
-def _on(choice: str, *, auto: bool, on: str = "on") -> bool:
-    return auto if choice == "auto" else choice == on
+def _on(choice: str, *, auto: bool) -> bool:
+    return auto if choice == "auto" else choice == "on"

@@ -16,7 +16,8 @@ class EngineInfo:
         max_running_requests: rows.
         page_size: tokens a page.
         num_pages: pages in the pool, without the dummy page.
-        mixed_launches: decode and prefill rows share one forward pass.
+        mixed_launches: decode and prefill rows of a step share one forward pass, as
+            ``scheduler.launch`` says or, if that is ``auto``, as suits the device.
         shared_prefix_min_tokens: decode launches attend to prefixes that rows share once, if that
             saves reading so many tokens; ``None``: the engine cannot, or shall not.
         asynchronous: launches return before they are computed, so overlapping host work pays.

@@ -1,7 +1,12 @@
-"""Makes the query of backend selection from a model's configuration."""
+"""Makes the query of backend selection: from a model's configuration, or for a created backend."""
+
+from typing import TYPE_CHECKING
 
 from minisgl.models.config import ModelConfig, ModelFacts
 from minisgl.plugins.records import BackendQuery
+
+if TYPE_CHECKING:
+    from minisgl.attention.interface import AttentionContext
 
 
 def build_query(
@@ -42,4 +47,25 @@ def build_query(
         tensor_parallel_size=tensor_parallel_size,
         expert_parallel_size=expert_parallel_size,
         moe_weights_dtype=moe_weights_dtype,
+    )
+
+
+def query_of_context(
+    context: "AttentionContext", compute_capability: tuple[int, int] | None
+) -> BackendQuery:
+    """Return what a probe would be asked about the attention layers that ``create`` is given.
+
+    A backend that decides there what its probe has decided, such as which kernel, asks it again.
+    """
+    return BackendQuery(
+        device=context.device.type,
+        compute_capability=compute_capability,
+        dtype=str(context.dtype).removeprefix("torch."),
+        kv_dtype=str(context.kv_pool.spec.dtype).removeprefix("torch."),
+        page_size=context.page_size,
+        num_q_heads=context.num_q_heads,
+        num_kv_heads=context.num_kv_heads,
+        head_dim=context.head_dim,
+        sliding_window=context.sliding_window,
+        logit_soft_cap=context.logit_soft_cap,
     )
