@@ -43,7 +43,7 @@ FEW = Few(
 class OnCard(MoeBackendContract):
     device = "cuda"
     dtype = torch.bfloat16
-    sizes = (
+    sizes: ClassVar[Sequence[Sizes]] = (
         Sizes(8, 2, 256, 128),
         Sizes(64, 6, 512, 192),
         Sizes(5, 3, 72, 40),
@@ -159,7 +159,7 @@ class TestQwen330BA3B(MoeBackendContract):
 
     device = "cuda"
     dtype = torch.bfloat16
-    sizes = (Sizes(128, 8, 2048, 768),)
+    sizes: ClassVar[Sequence[Sizes]] = (Sizes(128, 8, 2048, 768),)
     num_tokens: ClassVar[Sequence[int]] = (1, 16, 256, 4096)
     activations = ("silu",)
 
