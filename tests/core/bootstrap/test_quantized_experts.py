@@ -66,7 +66,7 @@ def test_a_backend_that_does_not_declare_it_is_refused_by_name(experts, plugin_s
         select_moe(host, query, "acme")
     assert str(caught.value) == (
         "moe.backend='acme' cannot run here: needs experts in float32, found float8_e4m3fn "
-        "(moe.weights_dtype: auto is float32). Usable: torch."
+        "(moe.weights_dtype='fp8'; 'auto' is float32). Usable: torch."
     )
     assert select_moe(host, query).record.name == "torch"
     assert select_moe(host, look(experts).query).record.name == "acme"

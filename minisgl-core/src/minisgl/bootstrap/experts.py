@@ -1,7 +1,7 @@
 """From settings to what runs a model's experts: the MoE backend, and the exchange between ranks."""
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from minisgl.bootstrap.memory import step_tokens
 from minisgl.distributed.communicator import Communicator
@@ -12,6 +12,7 @@ from minisgl.models.config import ModelConfig, ModelFacts, MoeConfig
 from minisgl.moe.exchange import ExchangeContext, ExpertExchange
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.moe.placement import ExpertPlacement
+from minisgl.plugins.capabilities import WEIGHTS_DTYPES
 from minisgl.plugins.decisions import Decision
 from minisgl.plugins.failure import checked, creating
 from minisgl.plugins.selection import AUTO, select_exchange, select_moe
@@ -21,9 +22,6 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from minisgl.bootstrap.engine import Site
-
-_WEIGHTS_DTYPES: Final = {"fp8": "float8_e4m3fn"}
-"""By what ``moe.weights_dtype`` may be."""
 
 
 def check_expert_parallel(settings: Settings, config: ModelFacts) -> None:
@@ -85,7 +83,7 @@ def weights_dtype_of(settings: Settings, model: str, *, has_experts: bool) -> st
             f"moe.weights_dtype={wanted!r} is about routed experts: {model} has none, or runs by "
             "transformers' own code; leave it at auto"
         )
-    return _WEIGHTS_DTYPES[wanted]
+    return WEIGHTS_DTYPES[wanted]
 
 
 def create_moe(

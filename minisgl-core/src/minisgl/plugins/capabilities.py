@@ -4,6 +4,9 @@ from typing import Any, Final
 
 from minisgl.plugins.records import BackendQuery, Capabilities, MoeBackendRecord
 
+WEIGHTS_DTYPES: Final = {"fp8": "float8_e4m3fn"}
+"""What ``moe.weights_dtype`` may be beside ``auto``, and the dtype that is meant."""
+
 FP8_CAPABILITY: Final = (8, 9)
 """The first NVIDIA GPUs that know float8_e4m3fn."""
 
@@ -51,16 +54,14 @@ def unmet_weights_dtype(record: MoeBackendRecord[Any], query: BackendQuery) -> s
     wanted = query.moe_weights_dtype
     if wanted is None:
         return None
+    value = next((name for name, dtype in WEIGHTS_DTYPES.items() if dtype == wanted), wanted)
+    setting = f"moe.weights_dtype={value!r}; 'auto' is {query.dtype}"
     if wanted not in record.weights_dtypes:
         known = alternatives((query.dtype, *record.weights_dtypes))
-        return (
-            f"needs experts in {known}, found {wanted} (moe.weights_dtype: auto is {query.dtype})"
-        )
+        return f"needs experts in {known}, found {wanted} ({setting})"
     if query.device == "cuda" and (query.compute_capability or FP8_CAPABILITY) < FP8_CAPABILITY:
-        return (
-            f"experts in {wanted} need compute capability {_version(FP8_CAPABILITY)}, found "
-            f"{_version(query.compute_capability)} (moe.weights_dtype: auto is {query.dtype})"
-        )
+        needed, found = _version(FP8_CAPABILITY), _version(query.compute_capability)
+        return f"experts in {wanted} need compute capability {needed}, found {found} ({setting})"
     return None
 
 
