@@ -13,6 +13,9 @@ from minisgl.moe.fp8 import FP8, FP8_LEAST, FP8_MOST
 _BLOCK = 8192
 """Values of a row that a program holds at once; of longer ones it reads each value twice."""
 
+_ROWS = 4
+"""Of a program, if they are short."""
+
 _MOST, _LEAST = tl.constexpr(FP8_MOST), tl.constexpr(FP8_LEAST)
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -48,33 +51,39 @@ def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     out = torch.empty((num, inputs), dtype=FP8, device=rows.device)
     scales = torch.empty(num, dtype=torch.float32, device=rows.device)
     block = min(_BLOCK, triton.next_power_of_2(inputs))
-    _quantize_kernel[(num,)](
-        rows, out, scales, inputs, block,
-        num_warps=min(8, max(1, block // 512)), launch_pdl=OVERLAP,
+    at_once = min(_ROWS, max(1, _ROWS * 1024 // block))  # a warp has a row of up to 1024 values
+    _quantize_kernel[(-(-num // at_once),)](
+        rows, out, scales, num, inputs, at_once, block,
+        num_warps=min(8, max(_ROWS, block // 512)), launch_pdl=OVERLAP,
     )  # fmt: skip
     return out, scales
 
 
 @dispatched
-@triton.jit
-def _quantize_kernel(x_ptr, out_ptr, scales_ptr, INPUTS: tl.constexpr, BLOCK: tl.constexpr):
-    """One row."""
-    row = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, BLOCK)
-    x_ptr += row * INPUTS
+@triton.jit(do_not_specialize=["num"])
+def _quantize_kernel(
+    x_ptr, out_ptr, scales_ptr, num,
+    INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, BLOCK)[None, :]
+    here = row < num
+    places = row[:, None] * INPUTS + k
+    mask = here[:, None] & (k < INPUTS)
     wait_for_inputs()
-    x = tl.load(x_ptr + k, k < INPUTS, 0.0).to(tl.float32)
-    most = tl.max(tl.abs(x), axis=0)
+    x = tl.load(x_ptr + places, mask, 0.0).to(tl.float32)
+    most = tl.max(tl.abs(x), axis=1)
     for first in tl.static_range(BLOCK, INPUTS, BLOCK):
-        more = tl.load(x_ptr + first + k, first + k < INPUTS, 0.0).to(tl.float32)
-        most = tl.maximum(most, tl.max(tl.abs(more), axis=0))
+        more = tl.load(x_ptr + places + first, here[:, None] & (first + k < INPUTS), 0.0)
+        most = tl.maximum(most, tl.max(tl.abs(more.to(tl.float32)), axis=1))
     factor, scale = factor_and_scale(most)
-    tl.store(scales_ptr + row, scale)
-    out_ptr += row * INPUTS
-    tl.store(out_ptr + k, to_fp8(x * factor), k < INPUTS)
+    tl.store(scales_ptr + row, scale, here)
+    tl.store(out_ptr + places, to_fp8(x * factor[:, None]), mask)
     for first in tl.static_range(BLOCK, INPUTS, BLOCK):
-        more = tl.load(x_ptr + first + k, first + k < INPUTS, 0.0).to(tl.float32)
-        tl.store(out_ptr + first + k, to_fp8(more * factor), first + k < INPUTS)
+        inside = here[:, None] & (first + k < INPUTS)
+        more = tl.load(x_ptr + places + first, inside, 0.0).to(tl.float32)
+        tl.store(out_ptr + places + first, to_fp8(more * factor[:, None]), inside)
 
 
 @triton.jit
