@@ -9,13 +9,17 @@ are from ours. All in CUDA graphs, each launch with another routing. Needs an NV
 
     python benchmarks/moe_layers.py --published "E=128,N=768,device_name=NVIDIA_H200.json"
     python benchmarks/moe_layers.py --model Mixtral-8x7B --tokens 1,256 --json mixtral.json
+    python benchmarks/moe_layers.py --weights-dtype fp8
+
+``error`` in each line's record is how far ours is from the torch backend, in norm. Experts in fp8
+are compared with nobody else's.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,11 +35,15 @@ from minisgl.benchmark.timing import Ceilings, measure_ceilings, time_calls
 from minisgl.errors import SettingsError
 from minisgl.kernel import triton as ops
 from minisgl.kernel.triton.launch import multiply_add
+from minisgl.moe import ExpertScales, MoeBackend
+from minisgl.moe.fp8 import FP8
+from minisgl.moe.torch_backend import TorchMoeBackend
 from minisgl.plugins.host import load_plugins
 from minisgl_moe_triton.backend import TritonMoeBackend
 from minisgl_moe_triton.configs import Few
 from minisgl_moe_triton.create import create_backend
 from minisgl_moe_triton.kernels import few, grouped
+from minisgl_moe_triton.kernels.quantize import operand, quantize
 from minisgl_moe_triton.kernels.routing import Routed, route, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
 
@@ -47,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="Qwen3-30B-A3B", help="a published name, or a folder")
     parser.add_argument("--tokens", default=",".join(map(str, MOE_TOKENS)))
+    parser.add_argument("--weights-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--published", type=Path, help="tiles by number of tokens, as JSON")
     parser.add_argument("--tuned-folder", type=Path, help="of the backend triton")
     parser.add_argument("--compile", action="store_true", help="let FlashInfer compile (minutes)")
@@ -62,12 +71,16 @@ def main() -> None:
         parser.error(f"--model: {error}")
     if shape is None:
         parser.error(f"{args.model} has no routed experts")
+    in_fp8 = args.weights_dtype == "fp8"
+    if in_fp8 and args.published is not None:
+        parser.error("--published multiplies bfloat16; leave it or --weights-dtype out")
     layers: dict[str, Layer] = {}
     if args.published is not None:
         layers["published"] = PublishedScheme(json.loads(args.published.read_text()))
-    flashinfer = load_flashinfer(compile_it=args.compile)
-    if flashinfer is not None:
-        layers["flashinfer"] = flashinfer
+    if not in_fp8:
+        flashinfer = load_flashinfer(compile_it=args.compile)
+        if flashinfer is not None:
+            layers["flashinfer"] = flashinfer
     with torch.inference_mode():
         compare(args, shape, layers)
 
@@ -79,7 +92,9 @@ def compare(args: argparse.Namespace, shape: MoeShape, layers: dict[str, Layer])
     ceilings = measure_ceilings(device, dtype)
     began = time.perf_counter()
     settings = TritonMoeSettings(tuned_folder=args.tuned_folder)
-    ours = create_backend(shape.context(device, dtype, max(tokens)), settings)
+    quantized = FP8 if args.weights_dtype == "fp8" else None
+    context = shape.context(device, dtype, max(tokens), quantized)
+    ours, reference = create_backend(context, settings), TorchMoeBackend(context)
     print(
         f"{args.model}: reads {ceilings.read_bytes_per_s / 1e9:.0f} GB/s, "
         f"{ceilings.flops_per_s / 1e12:.0f} TFLOP/s; the backend was made in "
@@ -88,17 +103,21 @@ def compare(args: argparse.Namespace, shape: MoeShape, layers: dict[str, Layer])
     print(f"{'tokens':>7}{'ours us':>9}{'GB/s':>7}{'of read':>8}{'TFLOP/s':>9}", end="")
     print("".join(f"{name:>12}{'error':>9}" for name in layers))
     lines = []
-    for case in moe_cases(shape, tokens, device, dtype):
+    for case in moe_cases(shape, tokens, device, dtype, quantized):
         line = measure(case, shape, ours, layers, ceilings)
+        line["error"] = apart(case, ours, reference)
         lines.append(line)
         print(
-            f"{line.pop('text')}\n        stages: {line['stages_us']}  {line['launch']}", flush=True
+            f"{line.pop('text')}\n        stages: {line['stages_us']}  {line['launch']}  "
+            f"error beside torch {line['error']:.1e}",
+            flush=True,
         )
         if args.json is not None:
             command = ["python", "benchmarks/moe_layers.py", *sys.argv[1:]]
             record = {
                 "benchmark": "moe_layers",
                 "model": args.model,
+                "weights_dtype": args.weights_dtype,
                 **describe_environment(command, args.commit, args.device),
                 "ceilings": asdict(ceilings),
                 "lines": lines,
@@ -123,7 +142,8 @@ def measure(
         (hidden, *route(logits, shape.top_k, renormalize=shape.renormalize), *weights)
         for hidden, logits, *weights in case.inputs
     ]
-    right = ours.run_experts(*routed[0]).float()
+    scales = case.scales or (None,) * len(routed)
+    right = ours.run_experts(*routed[0], scales=scales[0]).float()
     found: dict[str, Any] = {}
     for name, layer in layers.items():
         try:
@@ -142,10 +162,21 @@ def measure(
         "bytes": case.num_bytes,
         "flops": case.flops,
         "others": found,
-        "stages_us": stages(case, shape, ours, routed),
+        "stages_us": stages(case, shape, ours, routed, scales),
         "launch": ours.launch_for(case.tokens).model_dump(),
         "text": text,
     }
+
+
+def apart(case: MoeCase, ours: MoeBackend, reference: MoeBackend) -> float:
+    """Return how far the results of the first call are from the reference's, in norm."""
+    x, logits, gate_up, down = case.inputs[0]
+    scales: dict[str, Any] = {"scales": case.scales[0]} if case.scales else {}
+    out, right = (
+        one.forward(x, logits, gate_up, down, renormalize=case.renormalize, **scales).float()
+        for one in (ours, reference)
+    )
+    return float((out - right).norm() / right.norm())
 
 
 def stages(
@@ -153,6 +184,7 @@ def stages(
     shape: MoeShape,
     ours: TritonMoeBackend,
     routed: list[tuple[torch.Tensor, ...]],
+    scales: Sequence[ExpertScales | None],
 ) -> dict[str, float]:
     """Return the microseconds of each kernel by itself."""
     launch, gelu = ours.launch_for(case.tokens), shape.activation == "gelu"
@@ -166,29 +198,41 @@ def stages(
     chosen = [
         (Routed(experts, weights), first, second) for _, weights, experts, first, second in routed
     ]
+    of_first = [None if one is None else one.gate_up for one in scales]
+    of_second = [None if one is None else one.down for one in scales]
     if isinstance(launch, Few):
-        rows = few.few_gate_up(x, gate_up, chosen[0][0], launch.gate_up, gelu=gelu)
+        rows = few.few_gate_up(
+            x, gate_up, chosen[0][0], launch.gate_up, gelu=gelu, scale=of_first[0]
+        )
         calls["gate_up"] = [
-            partial(few.few_gate_up, x, first, to, launch.gate_up, gelu=gelu)
-            for to, first, _ in chosen
+            partial(few.few_gate_up, x, first, to, launch.gate_up, gelu=gelu, scale=scale)
+            for (to, first, _), scale in zip(chosen, of_first, strict=True)
         ]
         calls["down"] = [
-            partial(few.few_down, rows, second, to, launch.down) for to, _, second in chosen
+            partial(few.few_down, rows, second, to, launch.down, scale=scale)
+            for (to, _, second), scale in zip(chosen, of_second, strict=True)
         ]
     else:
+        if scales[0] is not None:
+            calls["quantize"] = [partial(quantize, hidden) for hidden, *_ in routed]
+        operands = [operand(x, scale) for scale in of_first]
+        x, product = operands[0]
         number, top_k = shape.num_experts, shape.top_k
         calls["sort"] = [partial(sort_by_expert, to, number, launch.rows) for to, *_ in chosen]
         tiles = [sort_by_expert(to, number, launch.rows) for to, *_ in chosen]
-        rows = grouped.gate_up(x, gate_up, tiles[0], top_k, launch.gate_up, gelu=gelu)
-        parts = grouped.down(rows, down, chosen[0][0].weights, tiles[0], launch.down)
-        both = list(zip(chosen, tiles, strict=True))
+        inner = grouped.gate_up(x, gate_up, tiles[0], top_k, launch.gate_up, gelu=gelu, fp8=product)
         calls["gate_up"] = [
-            partial(grouped.gate_up, x, first, one, top_k, launch.gate_up, gelu=gelu)
-            for (_, first, _), one in both
+            partial(grouped.gate_up, one, first, to, top_k, launch.gate_up, gelu=gelu, fp8=fp8)
+            for (_, first, _), to, (one, fp8) in zip(chosen, tiles, operands, strict=True)
         ]
+        if scales[0] is not None:
+            calls["quantize_inner"] = [partial(quantize, inner)]
+        operands = [operand(inner, scale) for scale in of_second]
+        rows, product = operands[0]
+        parts = grouped.down(rows, down, chosen[0][0].weights, tiles[0], launch.down, fp8=product)
         calls["down"] = [
-            partial(grouped.down, rows, second, to.weights, one, launch.down)
-            for (to, _, second), one in both
+            partial(grouped.down, one, second, to.weights, tile, launch.down, fp8=fp8)
+            for (to, _, second), tile, (one, fp8) in zip(chosen, tiles, operands, strict=True)
         ]
         calls["sum"] = [partial(grouped.sum_parts, parts, to, number) for to, *_ in chosen]
     return {

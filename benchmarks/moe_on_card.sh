@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# All that the MoE backend needs an NVIDIA GPU for: moe_on_card.sh OUT [all|test|tune|layers|serve].
+# All that the MoE backend needs an NVIDIA GPU for:
+# moe_on_card.sh OUT [all|test|tune|layers|serve] [auto|fp8].
 # Run in the repository's root. "all" leaves out "serve" and takes about four minutes. Limits, in
 # seconds: LIMIT_TEST, LIMIT_TUNE (of each model), LIMIT_LAYERS (of each), LIMIT_SERVE (of each).
+# "fp8" does it with experts in fp8, and marks the names of its files.
 # PYTHON is what runs everything; with packages that are not installed, set PYTHONPATH.
 set -u
 out=${1:?a folder for the results}
@@ -11,6 +13,9 @@ export PYTHONUNBUFFERED=1
 mkdir -p "$out"
 models=$(mktemp -d)
 trap 'rm -rf "$models"' EXIT
+weights=${3:-auto}
+mark="" tests=moe
+[[ $weights == auto ]] || mark=-$weights tests="fp8 or quantized or compiled"
 declare -A sizes=([qwen]=Qwen3-30B-A3B [mixtral]=Mixtral-8x7B)
 
 wanted() { [[ $what == "$1" || ($what == all && $1 != serve) ]]; }
@@ -19,10 +24,10 @@ config() { "$python" -m minisgl bench write-config "$1" "$models/$1" >/dev/null;
 
 if wanted test; then
   begin test
-  timeout "${LIMIT_TEST:-60}" "$python" -m pytest -m gpu tests/gpu/test_moe.py -q -n 8 \
-    -p no:cacheprovider >"$out/moe-tests.txt" 2>&1
+  timeout "${LIMIT_TEST:-120}" "$python" -m pytest -m gpu tests/gpu/test_moe.py -q -n 8 \
+    -k "$tests" -p no:cacheprovider >"$out/moe-tests$mark.txt" 2>&1
   echo "pytest: exit $?"
-  grep -E "^(E  |FAILED|ERROR)|passed|failed" "$out/moe-tests.txt" | cut -c1-200 | sort | uniq -c |
+  grep -E "^(E  |FAILED|ERROR)|passed|failed" "$out/moe-tests$mark.txt" | cut -c1-200 | sort | uniq -c |
     sort -rn | head -40
 fi
 if wanted tune; then
@@ -32,16 +37,19 @@ if wanted tune; then
     # The tokens that are compared with others first: the limit may end it before the rest.
     timeout $((${LIMIT_TUNE:-55} + 25)) "$python" -m minisgl tune moe \
       --model "$models/${sizes[$name]}" --load-format dummy --folder "$out/tuned" \
+      --moe-weights-dtype "$weights" \
       --tokens 256,1,16,64,4096,2,4,8,32,128,512,1024,2048 --time-limit "${LIMIT_TUNE:-55}" \
-      --log-level debug 2>"$out/tune-$name.log" || tail -n 3 "$out/tune-$name.log"
+      --log-level debug 2>"$out/tune-$name$mark.log" || tail -n 3 "$out/tune-$name$mark.log"
   done
 fi
 if wanted layers; then
   for name in qwen mixtral; do
     begin "layers $name"
     tiles=${name^^}_TILES
+    [[ $weights == auto ]] || tiles=NO_TILES
     timeout "${LIMIT_LAYERS:-60}" "$python" benchmarks/moe_layers.py --model "${sizes[$name]}" \
-      --tuned-folder "$out/tuned" --json "$out/moe-layers-$name.json" \
+      --tuned-folder "$out/tuned" --json "$out/moe-layers-$name$mark.json" \
+      --weights-dtype "$weights" \
       ${!tiles:+--published "${!tiles}"} 2>&1
   done
 fi
@@ -52,7 +60,9 @@ if wanted serve; then
     begin "serve $preset"
     timeout "${LIMIT_SERVE:-120}" "$python" -m minisgl bench offline --preset "$preset" \
       --model "$models/Qwen3-30B-A3B" --load-format dummy --set "$folder" \
-      --json "$out/moe-$preset.json" 2>"$out/moe-$preset.log" || tail -n 5 "$out/moe-$preset.log"
+      --moe-weights-dtype "$weights" --json "$out/moe-$preset$mark.json" \
+      2>"$out/moe-$preset$mark.log" || tail -n 5 "$out/moe-$preset$mark.log"
+    grep -E "experts are held|of which weights" "$out/moe-$preset$mark.log" || true
   done
 fi
 begin end

@@ -85,3 +85,56 @@ class TestCopied(InInterpreter):
             down=tile(swapped=False, outputs=64, tma=True),
         ),
     )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN)")
+class Fp8InInterpreter(InInterpreter):
+    """Rounded to float16, which the interpreter does as a card: errors are those of the kernels.
+
+    Rows of experts that are not held are quantized as they lie in memory, and stay unused.
+    """
+
+    dtype = torch.float16
+    weights_dtype = torch.float8_e4m3fn
+
+
+class TestFewTokensInFp8(Fp8InInterpreter):
+    """Rows of more inputs than a program holds at once are among them."""
+
+    launches = (
+        Few(
+            tokens=1, gate_up=Columns(outputs=16, inputs=32, warps=4),
+            down=Columns(outputs=32, inputs=64, warps=4),
+        ),
+    )  # fmt: skip
+    num_tokens = (1, 5)
+
+
+class TestSwappedInFp8(Fp8InInterpreter):
+    launches = (
+        Grouped(
+            tokens=1, rows=16, gate_up=tile(swapped=True, group=1),
+            down=tile(swapped=True, outputs=64),
+        ),
+    )  # fmt: skip
+
+
+class TestStraightInFp8(Fp8InInterpreter):
+    launches = (
+        Grouped(
+            tokens=1, rows=32, gate_up=tile(swapped=False, inputs=64),
+            down=tile(swapped=False, group=3),
+        ),
+    )  # fmt: skip
+
+
+class TestCopiedInFp8(Fp8InInterpreter):
+    """Both orders; sizes that descriptors do not take by pointers."""
+
+    sizes = (Sizes(8, 2, 64, 32), Sizes(5, 3, 72, 40))
+    launches = (
+        Grouped(
+            tokens=1, rows=16, gate_up=tile(swapped=True, tma=True),
+            down=tile(swapped=False, outputs=64, tma=True),
+        ),
+    )  # fmt: skip

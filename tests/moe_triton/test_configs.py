@@ -2,6 +2,7 @@
 
 import logging
 import re
+from dataclasses import replace
 from importlib import resources
 
 import pytest
@@ -81,8 +82,11 @@ def test_a_file_that_is_none_is_named_with_the_way_out(tmp_path, text):
 
 @pytest.mark.parametrize("shared", [48 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2), (1, 1), (512, 10)])
-def test_the_rule_of_thumb_has_a_launch_for_every_number_that_fits(experts, top_k, shared):
-    key = Key(experts=experts, inner=768, hidden=2048, dtype="bfloat16", device="any", triton="3.6")
+@pytest.mark.parametrize(("dtype", "item"), [("bfloat16", 2), ("float8_e4m3fn", 1)])
+def test_the_rule_of_thumb_has_a_launch_for_every_number_that_fits(
+    experts, top_k, shared, dtype, item
+):
+    key = Key(experts=experts, inner=768, hidden=2048, dtype=dtype, device="any", triton="3.6")
     launches = rule_of_thumb(key, top_k, shared)
     assert [launch.tokens for launch in launches] == list(TOKENS)
     assert isinstance(launches[0], Few)
@@ -92,8 +96,23 @@ def test_the_rule_of_thumb_has_a_launch_for_every_number_that_fits(experts, top_
     assert set(rows) <= {16, 32, 64, 128}
     for launch in launches:
         if isinstance(launch, Grouped):
-            assert shared_bytes(launch.gate_up, launch.rows, gated=True) <= shared
-            assert shared_bytes(launch.down, launch.rows, gated=False) <= shared
+            assert shared_bytes(launch.gate_up, launch.rows, gated=True, item=item) <= shared
+            assert shared_bytes(launch.down, launch.rows, gated=False, item=item) <= shared
+            # The least that a tensor core multiplies: 32 bytes of a row.
+            assert min(launch.gate_up.inputs, launch.down.inputs) * item >= 32
+
+
+def test_experts_in_fp8_have_a_key_of_their_own():
+    pytest.importorskip("triton")
+    from minisgl_moe_triton.create import key_of
+
+    context = MoeContext(
+        device=torch.device("cpu"), dtype=torch.float16, num_experts=4, top_k=2, hidden_size=64,
+        intermediate_size=64, activation="silu", max_num_tokens=4,
+    )  # fmt: skip
+    keys = [key_of(context), key_of(replace(context, weights_dtype=torch.float8_e4m3fn))]
+    assert [key.dtype for key in keys] == ["float16", "float8_e4m3fn"]
+    assert [key.item for key in keys] == [2, 1]
 
 
 def test_shipped_files_belong_to_the_key_that_they_are_named_by():

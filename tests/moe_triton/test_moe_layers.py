@@ -54,7 +54,9 @@ def test_the_published_scheme_computes_what_ours_does(program, tokens):
     torch.testing.assert_close(out, right, rtol=1e-2, atol=1e-2)
 
 
-def test_it_writes_a_line_for_each_number_of_tokens(program, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def small(tmp_path, program, monkeypatch):
+    """A folder with a small shape of Qwen3-MoE, and launches that take a millisecond."""
     file = write_config("Qwen3-30B-A3B", tmp_path / "Small")
     values = json.loads(file.read_text())
     values |= {
@@ -63,15 +65,20 @@ def test_it_writes_a_line_for_each_number_of_tokens(program, tmp_path, monkeypat
         "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     file.write_text(json.dumps(values))
-    tiles, out = tmp_path / "tiles.json", tmp_path / "out.json"
-    tiles.write_text(json.dumps(TILES))
 
     def once(calls, device, *, graph):
         calls[0]()
         return Timing((1e-3,), "clock")
 
     monkeypatch.setattr(program, "time_calls", once)
-    words = ["--model", str(file.parent), "--tokens", "1,9", "--published", str(tiles)]
+    return file.parent
+
+
+def test_it_writes_a_line_for_each_number_of_tokens(program, small, tmp_path, monkeypatch, capsys):
+    tiles, out = tmp_path / "tiles.json", tmp_path / "out.json"
+    tiles.write_text(json.dumps(TILES))
+
+    words = ["--model", str(small), "--tokens", "1,9", "--published", str(tiles)]
     words += ["--device", "cpu", "--json", str(out), "--commit", "abc"]
     monkeypatch.setattr("sys.argv", ["moe_layers.py", *words])
     program.main()
@@ -85,9 +92,33 @@ def test_it_writes_a_line_for_each_number_of_tokens(program, tmp_path, monkeypat
     assert "published" in capsys.readouterr().out
 
 
+# What nobody chose is quantized when launches are compiled, as it lies in memory.
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN)")
+def test_experts_in_fp8_are_beside_the_torch_backend(program, small, tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    words = ["--model", str(small), "--tokens", "1,9", "--weights-dtype", "fp8"]
+    words += ["--device", "cpu", "--json", str(out)]
+    monkeypatch.setattr("sys.argv", ["moe_layers.py", *words])
+    program.main()
+    record = json.loads(out.read_text())
+    few, sorted_ones = record["lines"]
+    assert record["weights_dtype"] == "fp8"
+    assert list(few["stages_us"]) == ["route", "gate_up", "down"]
+    assert list(sorted_ones["stages_us"]) == [
+        "route", "quantize", "sort", "gate_up", "quantize_inner", "down", "sum",
+    ]  # fmt: skip
+    for line in (few, sorted_ones):
+        assert line["others"] == {}
+        assert 0 < line["error"] < 6e-2, "the interpreter cuts bfloat16 off"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--device", "cpu", "--weights-dtype", "fp8", "--published", "TILES"],
+            "leave it or --weights-dtype out",
+        ),
         ([], "needs an NVIDIA GPU"),
         (["--model", "Mixtral", "--device", "cpu"], "Nearest: 'Mixtral-8x7B'"),
         (["--model", "Qwen3-0.6B", "--device", "cpu"], "has no routed experts"),

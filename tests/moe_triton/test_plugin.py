@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from minisgl.cli import main
-from minisgl.plugins.capabilities import unmet_requirement
+from minisgl.plugins.capabilities import unmet_requirement, unmet_weights_dtype
 from minisgl.plugins.records import BackendQuery
 from minisgl_moe_triton.plugin import minisgl_moe_backends
 from minisgl_moe_triton.settings import TritonMoeSettings
@@ -55,6 +55,24 @@ def test_without_triton_it_says_so_and_imports_nothing_heavy():
 def test_core_refuses_what_the_record_does_not_declare(changed, reason):
     (record,) = minisgl_moe_backends()
     assert unmet_requirement(record.capabilities, query(**changed)) == reason
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "reason"),
+    [
+        ((8, 0), None, None),
+        ((8, 9), "float8_e4m3fn", None),
+        ((9, 0), "float8_e4m3fn", None),
+        ((8, 0), "float8_e4m3fn", "float8_e4m3fn need compute capability 8.9, found 8.0"),
+        ((9, 0), "int4", "needs experts in bfloat16 or float8_e4m3fn, found int4"),
+    ],
+)
+def test_it_runs_experts_in_fp8_where_the_card_knows_it(capability, dtype, reason):
+    (record,) = minisgl_moe_backends()
+    asked = query(compute_capability=capability, moe_weights_dtype=dtype)
+    found = unmet_weights_dtype(record, asked)
+    assert (found is None) == (reason is None)
+    assert (reason or "") in (found or "")
 
 
 @pytest.mark.parametrize("values", [{"tuned_foldr": "x"}, {"tuned_folder": 3}])

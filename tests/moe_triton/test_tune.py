@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,21 @@ def test_one_way_of_which_nothing_fits_leaves_the_others(
     assert [type(launch) for launch in found.launches] == [kind]
 
 
+def test_experts_in_fp8_are_tuned_in_tiles_of_theirs(timed: list[object], tmp_path: Path) -> None:
+    context = replace(CONTEXT, weights_dtype=torch.float8_e4m3fn)
+    request = TuneRequest(tokens=(1, 200), folder=tmp_path, progress=False)
+    tune.tune(context, DEFAULTS, request)
+    found = find_tuned(key_of(context), tmp_path)
+    assert found is not None
+    assert find_tuned(key_of(CONTEXT), tmp_path) is None
+    grouped = found.launches[1]
+    assert isinstance(grouped, Grouped)
+    tried = quickest(candidates.tiles(grouped.rows, 8, SHARED, gated=False, item=1))
+    assert grouped.down.model_copy(update={"group": 8}) in tried
+    tiles = [one for one in timed if isinstance(one, Tile)]
+    assert min(one.inputs for one in tiles) >= 64, "128 bytes of a row, seldom fewer"
+
+
 @pytest.mark.usefixtures("timed")
 def test_nothing_that_fits_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "compile_in_parallel", lambda calls: [False] * len(calls))
@@ -164,13 +180,14 @@ def test_it_needs_a_gpu(tmp_path: Path) -> None:
         tune.tune(CONTEXT, DEFAULTS, TuneRequest(folder=tmp_path))
 
 
+@pytest.mark.parametrize("item", [2, 1])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
-def test_candidates_fit_and_differ(rows: int, gated: bool) -> None:
-    tiles = list(candidates.tiles(rows, 1, SHARED, gated=gated))
+def test_candidates_fit_and_differ(rows: int, gated: bool, item: int) -> None:
+    tiles = list(candidates.tiles(rows, 1, SHARED, gated=gated, item=item))
     assert len(set(tiles)) == len(tiles) >= 10
     for tile in tiles:
-        used = tile.stages * tile.inputs * (tile.outputs * (1 + gated) + rows) * 2
+        used = tile.stages * tile.inputs * (tile.outputs * (1 + gated) + rows) * item
         assert used <= SHARED
         assert not tile.swapped or tile.outputs >= 64
     assert {tile.swapped for tile in tiles} == {True, False}

@@ -53,6 +53,7 @@ def build_context(
     dtype: torch.dtype = torch.float32,
     ep: int = 1,
     exchange: Callable[[ExchangeContext], ExpertExchange] | None = None,
+    moe_weights_dtype: torch.dtype | None = None,
 ) -> BuildContext:
     """A CPU context with core's reference backends and an allocated pool."""
     communicator = communicator or SingleCommunicator()
@@ -103,6 +104,7 @@ def build_context(
                 ),
                 activation=config.activation,
                 held_experts=placement.experts_of(communicator.rank),
+                weights_dtype=moe_weights_dtype,
                 **common,
             )
         )
@@ -121,6 +123,7 @@ def build_context(
         max_seq_len=max_seq_len,
         expert_parallel_size=ep,
         exchange=exchanged,
+        moe_weights_dtype=moe_weights_dtype,
     )
 
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from minisgl.moe import MoeBackend, MoeContext
+from minisgl.moe import ExpertScales, MoeBackend, MoeContext
 from minisgl_moe_triton.configs import Few, Launch, choose
 from minisgl_moe_triton.kernels.few import few_down, few_gate_up
 from minisgl_moe_triton.kernels.grouped import down, gate_up, sum_parts
+from minisgl_moe_triton.kernels.quantize import operand
 from minisgl_moe_triton.kernels.routing import Routed, route, sort_by_expert
 
 
@@ -48,14 +49,17 @@ class TritonMoeBackend(MoeBackend):
         experts: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
+        *,
+        scales: ExpertScales | None = None,
     ) -> torch.Tensor:
-        """Run each expert on its tokens; see the interface for shapes."""
+        """Run each expert on its tokens; see the interface for shapes, and for fp8."""
         tokens = len(hidden)
         if not tokens:
             return torch.empty_like(hidden)
         launch = self.launch_for(tokens)
         routed = Routed(experts.contiguous(), weights.contiguous(), self._first_expert)
-        return run_launch(hidden.contiguous(), routed, gate_up, down, launch, gelu=self._gelu)
+        x = hidden.contiguous()
+        return run_launch(x, routed, gate_up, down, launch, gelu=self._gelu, scales=scales)
 
 
 def run_launch(
@@ -66,6 +70,7 @@ def run_launch(
     launch: Launch,
     *,
     gelu: bool,
+    scales: ExpertScales | None = None,
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts that are held, ``[T, hidden]``.
 
@@ -76,12 +81,18 @@ def run_launch(
         down_weight: ``[E, hidden, inner]``, contiguous.
         launch: how.
         gelu: the activation; else SiLU.
+        scales: of weights in fp8.
     """
+    of_gate_up, of_down = (None, None) if scales is None else (scales.gate_up, scales.down)
     if isinstance(launch, Few):
-        rows = few_gate_up(hidden, gate_up_weight, routed, launch.gate_up, gelu=gelu)
-        return few_down(rows, down_weight, routed, launch.down)
+        rows = few_gate_up(
+            hidden, gate_up_weight, routed, launch.gate_up, gelu=gelu, scale=of_gate_up
+        )
+        return few_down(rows, down_weight, routed, launch.down, scale=of_down)
+    x, product = operand(hidden, of_gate_up)
     tiles = sort_by_expert(routed, len(gate_up_weight), launch.rows)
     top_k = routed.experts.shape[1]
-    rows = gate_up(hidden, gate_up_weight, tiles, top_k, launch.gate_up, gelu=gelu)
-    parts = down(rows, down_weight, routed.weights, tiles, launch.down)
+    rows = gate_up(x, gate_up_weight, tiles, top_k, launch.gate_up, gelu=gelu, fp8=product)
+    rows, product = operand(rows, of_down)
+    parts = down(rows, down_weight, routed.weights, tiles, launch.down, fp8=product)
     return sum_parts(parts, routed, len(down_weight))

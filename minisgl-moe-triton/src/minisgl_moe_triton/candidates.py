@@ -14,6 +14,9 @@ GROUPS: Final = (1, 4, 8, 16, 32)
 _MOST_ELEMENTS: Final = 128
 """Accumulated by one thread: more do not fit into its registers."""
 
+_MOST_WITH_PARTS: Final = 192
+"""The same for products of fp8, with the part of a sum that a tensor core holds."""
+
 _BLOCKS: Final = (1024, 2048, 512, 256)
 """Inputs at once, for few tokens."""
 
@@ -41,7 +44,7 @@ def tile_rows(mean: float) -> list[int]:
     return [fitting, *others]
 
 
-def tiles(rows: int, group: int, shared: int, *, gated: bool) -> Iterator[Tile]:
+def tiles(rows: int, group: int, shared: int, *, gated: bool, item: int = 2) -> Iterator[Tile]:
     """Yield how to cut a product.
 
     Args:
@@ -49,18 +52,19 @@ def tiles(rows: int, group: int, shared: int, *, gated: bool) -> Iterator[Tile]:
         group: tiles that are done before the next outputs.
         shared: bytes of shared memory that a program of the device can have.
         gated: two products at once.
+        item: bytes of a weight.
     """
     shapes, orders = (
         (_FOR_FEW_ROWS, (True, False)) if rows < 64 else (_FOR_MANY_ROWS, (False, True))
     )
     for swapped, (outputs, inputs, stages, warps), tma in product(orders, shapes, (True, False)):
         tile = Tile(
-            outputs=outputs, inputs=inputs, group=group, stages=stages, warps=warps,
+            outputs=outputs, inputs=inputs * 2 // item, group=group, stages=stages, warps=warps,
             swapped=swapped, tma=tma,
         )  # fmt: skip
-        accumulated = rows * outputs * (1 + gated)
-        fits = shared_bytes(tile, rows, gated=gated) <= shared and (outputs >= 64 or not swapped)
-        if fits and accumulated <= _MOST_ELEMENTS * 32 * warps:
+        sums, most = (2 + gated, _MOST_WITH_PARTS) if item == 1 else (1 + gated, _MOST_ELEMENTS)
+        room = shared_bytes(tile, rows, gated=gated, item=item) <= shared
+        if room and (outputs >= 64 or not swapped) and rows * outputs * sums <= most * 32 * warps:
             yield tile
 
 

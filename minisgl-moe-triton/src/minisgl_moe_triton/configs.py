@@ -86,7 +86,7 @@ class Key:
 
     Attributes:
         experts, inner, hidden: sizes of a layer on one rank.
-        dtype: such as ``bfloat16``.
+        dtype: of the weights, such as ``bfloat16``; ``float8_e4m3fn`` with tokens of any dtype.
         device: name of the GPU.
         triton: version, ``major.minor``: another one compiles other code.
     """
@@ -97,6 +97,11 @@ class Key:
     dtype: str
     device: str
     triton: str
+
+    @property
+    def item(self) -> int:
+        """Bytes of a weight."""
+        return 1 if self.dtype.startswith("float8") else 2
 
     @property
     def file_name(self) -> str:
@@ -203,29 +208,32 @@ def _guess(key: Key, top_k: int, tokens: int, shared: int) -> Launch:
     rows = _LEAST_ROWS
     while rows < min(1.5 * mean, _MOST_ROWS):
         rows *= 2
+    inputs = 128 // key.item  # what a tensor core takes from a row at once
+    # The sums of products of fp8 are kept beside those in float32: twice the registers for each.
+    widest = 128 if key.item == 1 else 256
     if rows < 64:  # small tiles, so that several programs read on a multiprocessor at once
-        gated = Tile(outputs=64, inputs=64, group=1, stages=4, warps=4, swapped=True)
-        plain = Tile(outputs=128, inputs=64, group=1, stages=4, warps=4, swapped=True)
+        gated = Tile(outputs=64, inputs=inputs, group=1, stages=4, warps=4, swapped=True)
+        plain = Tile(outputs=128, inputs=inputs, group=1, stages=4, warps=4, swapped=True)
     elif rows == 64:
-        gated = Tile(outputs=64, inputs=64, group=8, stages=3, warps=4, swapped=False)
-        plain = Tile(outputs=128, inputs=64, group=8, stages=3, warps=4, swapped=False)
+        gated = Tile(outputs=64, inputs=inputs, group=8, stages=3, warps=4, swapped=False)
+        plain = Tile(outputs=128, inputs=inputs, group=8, stages=3, warps=4, swapped=False)
     else:
-        gated = Tile(outputs=128, inputs=64, group=16, stages=4, warps=8, swapped=False)
-        plain = Tile(outputs=256, inputs=64, group=16, stages=4, warps=8, swapped=False)
+        gated = Tile(outputs=128, inputs=inputs, group=16, stages=4, warps=8, swapped=False)
+        plain = Tile(outputs=widest, inputs=inputs, group=16, stages=4, warps=8, swapped=False)
     return Grouped(
         tokens=tokens,
         rows=rows,
-        gate_up=_fitting(gated, rows, shared, gated=True),
-        down=_fitting(plain, rows, shared, gated=False),
+        gate_up=_fitting(gated, rows, shared, gated=True, item=key.item),
+        down=_fitting(plain, rows, shared, gated=False, item=key.item),
     )
 
 
-def _fitting(tile: Tile, rows: int, shared: int, *, gated: bool) -> Tile:
+def _fitting(tile: Tile, rows: int, shared: int, *, gated: bool, item: int) -> Tile:
     """Return ``tile`` with so few stages, then inputs, that it fits."""
-    while shared_bytes(tile, rows, gated=gated) > shared:
+    while shared_bytes(tile, rows, gated=gated, item=item) > shared:
         if tile.stages > 2:
             tile = tile.model_copy(update={"stages": tile.stages - 1})
-        elif tile.inputs > 16:
+        elif tile.inputs > 32 // item:
             tile = tile.model_copy(update={"inputs": tile.inputs // 2})
         else:
             break

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 import triton
 
-from minisgl.moe import MoeContext
+from minisgl.moe import ExpertScales, MoeContext
 from minisgl_moe_triton.backend import TritonMoeBackend, run_launch
 from minisgl_moe_triton.configs import Grouped, Key, Launch, find_tuned, rule_of_thumb
 from minisgl_moe_triton.kernels.routing import SORT_SIZES, Routed, route, sort_by_expert
@@ -44,7 +44,7 @@ def key_of(context: MoeContext) -> Key:
         experts=len(context.local_experts),
         inner=context.intermediate_size,
         hidden=context.hidden_size,
-        dtype=str(context.dtype).removeprefix("torch."),
+        dtype=str(context.weights_dtype or context.dtype).removeprefix("torch."),
         device=torch.cuda.get_device_name(context.device) if on_card else context.device.type,
         triton=".".join(triton.__version__.split(".")[:2]),
     )
@@ -73,16 +73,21 @@ def compile_launches(context: MoeContext, launches: Sequence[Launch]) -> None:
     held, inner, hidden_size = (
         len(context.local_experts), context.intermediate_size, context.hidden_size,
     )  # fmt: skip
-    stand_in = torch.empty(16, dtype=dtype, device=device)[:1]
+    stand_in = torch.empty(16, dtype=context.weights_dtype or dtype, device=device)[:1]
     gate_up = stand_in.expand(held, 2 * inner, hidden_size)
     down = stand_in.expand(held, hidden_size, inner)
+    scales = None
+    if context.weights_dtype is not None:
+        scale = torch.empty(16, device=device)[:1]
+        scales = ExpertScales(scale.expand(held, 2 * inner), scale.expand(held, hidden_size))
     hidden = torch.zeros(1, hidden_size, dtype=dtype, device=device)
     logits = torch.zeros(1, context.num_experts, dtype=dtype, device=device)
     for renormalize in (True, False):
         weights, _ = route(logits, context.top_k, renormalize=renormalize)
     nobody = Routed(torch.full_like(weights, -1, dtype=torch.int32), weights)
     for launch in needed:
-        run_launch(hidden, nobody, gate_up, down, launch, gelu=context.activation == "gelu")
+        gelu = context.activation == "gelu"
+        run_launch(hidden, nobody, gate_up, down, launch, gelu=gelu, scales=scales)
     if not any(isinstance(launch, Grouped) for launch in needed):
         return
     most = context.max_num_tokens * context.top_k

@@ -34,6 +34,7 @@ def minisgl_moe_backends() -> Iterable[MoeBackendRecord[Any]]:
             probe=probe,
             create=_create,
             tune=_tune,
+            weights_dtypes=("float8_e4m3fn",),
             capabilities=Capabilities(
                 dtypes=("bfloat16", "float16"),
                 devices=("cuda",),

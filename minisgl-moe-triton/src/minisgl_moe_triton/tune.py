@@ -17,7 +17,7 @@ import triton
 
 from minisgl.errors import UnsupportedBackendError
 from minisgl.models.progress import progress_bar
-from minisgl.moe import MoeContext, TuneRequest
+from minisgl.moe import ExpertScales, MoeContext, TuneRequest, quantize_rows
 from minisgl_moe_triton import candidates
 from minisgl_moe_triton.backend import run_launch
 from minisgl_moe_triton.configs import (
@@ -36,6 +36,7 @@ from minisgl_moe_triton.configs import (
 from minisgl_moe_triton.create import key_of, shared_memory
 from minisgl_moe_triton.kernels.few import few_down, few_gate_up
 from minisgl_moe_triton.kernels.grouped import down, gate_up
+from minisgl_moe_triton.kernels.quantize import operand
 from minisgl_moe_triton.kernels.routing import Routed, route, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
 from minisgl_moe_triton.timing import compile_in_parallel, time_on_gpu
@@ -130,6 +131,11 @@ class Search:
         held, hidden = len(context.local_experts), context.hidden_size
         self._gate_up = self._random(held, 2 * context.intermediate_size, hidden)
         self._down = self._random(held, hidden, context.intermediate_size)
+        self._scales: ExpertScales | None = None
+        if context.weights_dtype is not None:
+            self._gate_up, of_gate_up = _quantized(self._gate_up)
+            self._down, of_down = _quantized(self._down)
+            self._scales = ExpertScales(of_gate_up, of_down)
         self._logits = torch.randn(
             _ROUTINGS, max(TOKENS), context.num_experts, device=context.device
         )
@@ -175,7 +181,9 @@ class Search:
 
     def run(self, hidden: torch.Tensor, routed: Routed, launch: Launch) -> torch.Tensor:
         """Run the whole layer behind its router."""
-        return run_launch(hidden, routed, self._gate_up, self._down, launch, gelu=self._gelu)
+        return run_launch(
+            hidden, routed, self._gate_up, self._down, launch, gelu=self._gelu, scales=self._scales
+        )
 
     def _few(
         self, hidden: torch.Tensor, routed: Sequence[Routed], deadline: float | None
@@ -183,12 +191,13 @@ class Search:
         context = self._context
         places = triton.next_power_of_2(context.top_k)
         rows = self._random(len(hidden) * context.top_k, context.intermediate_size)
+        of_gate_up, of_down = self._scales_of_products()
 
         def first_product(how: Columns, to: Routed) -> torch.Tensor:
-            return few_gate_up(hidden, self._gate_up, to, how, gelu=self._gelu)
+            return few_gate_up(hidden, self._gate_up, to, how, gelu=self._gelu, scale=of_gate_up)
 
         def second_product(how: Columns, to: Routed) -> torch.Tensor:
-            return few_down(rows, self._down, to, how)
+            return few_down(rows, self._down, to, how, scale=of_down)
 
         first = self._search(
             candidates.columns(context.hidden_size, 2),
@@ -208,23 +217,27 @@ class Search:
         context = self._context
         held = len(context.local_experts)
         sorted_ones = [(to, sort_by_expert(to, held, rows)) for to in routed]
+        of_gate_up, of_down = self._scales_of_products()
+        x, first = operand(hidden, of_gate_up)
 
         def first_product(how: Tile, given: Any) -> torch.Tensor:
             to, tiles = given
             top_k = to.experts.shape[1]
-            return gate_up(hidden, self._gate_up, tiles, top_k, how, gelu=self._gelu)
+            return gate_up(x, self._gate_up, tiles, top_k, how, gelu=self._gelu, fp8=first)
 
         inner = self._random(len(hidden) * context.top_k, context.intermediate_size)
+        y, second = operand(inner, of_down)
 
         def second_product(how: Tile, given: Any) -> torch.Tensor:
             to, tiles = given
-            return down(inner, self._down, to.weights, tiles, how)
+            return down(y, self._down, to.weights, tiles, how, fp8=second)
 
         chosen = []
         for product, gated in ((first_product, True), (second_product, False)):
             until = _share(deadline, 1 + gated)
             group = 8 if rows >= 64 else 1
-            tiles = candidates.tiles(rows, group, self._shared, gated=gated)
+            item = self._gate_up.itemsize
+            tiles = candidates.tiles(rows, group, self._shared, gated=gated, item=item)
             best = self._search(tiles, product, sorted_ones, until)
             if rows >= 64:
                 orders = [best.model_copy(update={"group": one}) for one in candidates.GROUPS]
@@ -257,9 +270,18 @@ class Search:
             raise UnsupportedBackendError("no launch of these sizes fits on this device")
         return best
 
+    def _scales_of_products(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return (None, None) if self._scales is None else (self._scales.gate_up, self._scales.down)
+
     def _random(self, *shape: int) -> torch.Tensor:
         out = torch.empty(shape, dtype=self._context.dtype, device=self._context.device)
         return out.normal_(std=shape[-1] ** -0.5)
+
+
+def _quantized(stack: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a stack of weights in fp8, and its scales; expert by expert, as float32 is large."""
+    parts = [quantize_rows(expert) for expert in stack]
+    return torch.stack([part for part, _ in parts]), torch.stack([scale for _, scale in parts])
 
 
 def _share(deadline: float | None, parts: int) -> float | None:

@@ -264,6 +264,24 @@ def test_bytes_and_operations_of_experts(experts):
     assert moe_shape("Qwen3-0.6B", load_plugins()) is None
 
 
+def test_quantized_experts_are_measured_and_count_a_byte_a_weight(experts, tmp_path, capsys):
+    path = tmp_path / "out.json"
+    line = ["bench", "kernels", "--quick", "--model", str(experts), "--log-level", "error"]
+    line += ["--quantization", "fp8"]
+    assert main([*line, "--only", "moe", "--rows", "3", "--json", str(path)]) == 0
+    (measured,) = (
+        one for one in json.loads(path.read_text())["moe"] if one["implementation"] == "torch"
+    )
+    assert measured["us"] > 0
+    assert main([*line, "--only", "ops"]) == 2
+    assert "moe.weights_dtype='fp8' is about routed experts" in capsys.readouterr().err
+    shape = moe_shape(str(experts), load_plugins())
+    assert shape is not None
+    (case,) = moe_cases(shape, (1,), CPU, torch.float32, torch.float8_e4m3fn)
+    assert case.num_bytes == 2 * (3 * 32 * 16 + 4 * (2 * 16 + 32))
+    assert {stack.dtype for stack in case.inputs[0][2:]} == {torch.float8_e4m3fn}
+
+
 def test_a_dense_model_has_no_experts_to_measure(tiny, capsys):
     line = ["bench", "kernels", "--quick", "--only", "moe", "--model", str(tiny)]
     assert main([*line, "--log-level", "error"]) == 2

@@ -12,6 +12,17 @@ class TestFloat32(MoeBackendContract):
         return TorchMoeBackend(context)
 
 
+class TestFp8(MoeBackendContract):
+    weights_dtype = torch.float8_e4m3fn
+
+    def create(self, context: MoeContext) -> MoeBackend:
+        return TorchMoeBackend(context)
+
+
+class TestFp8InBfloat16(TestFp8):
+    dtype = torch.bfloat16
+
+
 class TestBfloat16(MoeBackendContract):
     dtype = torch.bfloat16
 

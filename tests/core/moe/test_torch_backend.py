@@ -77,3 +77,19 @@ def test_tokens_without_an_expert_here_get_nothing() -> None:
     stacks = torch.randn(2, 6, 4), torch.randn(2, 4, 3)
     out = backend.run_experts(torch.randn(2, 4), torch.ones(2, 2), nobody, *stacks)
     assert not out.any()
+
+
+def test_a_backend_without_quantized_experts_needs_no_scales() -> None:
+    """Backends written before there were any run as they did."""
+
+    class Older(TorchMoeBackend):
+        def run_experts(self, hidden, weights, experts, gate_up, down):  # type: ignore[override]
+            return super().run_experts(hidden, weights, experts, gate_up, down)
+
+    context = MoeContext(
+        device=torch.device("cpu"), dtype=torch.float32, num_experts=4, top_k=2, hidden_size=8,
+        intermediate_size=6, activation="silu", max_num_tokens=4,
+    )  # fmt: skip
+    inputs = torch.randn(3, 8), torch.randn(3, 4), torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    expected = TorchMoeBackend(context).forward(*inputs, renormalize=True)
+    assert torch.equal(Older(context).forward(*inputs, renormalize=True), expected)

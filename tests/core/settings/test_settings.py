@@ -242,6 +242,7 @@ def test_every_flat_name_and_alias_is_a_keyword(flat):
         "engine.memory_fraction": "0.5",
         "scheduler.policy": "prefill-first",
         "scheduler.order": "longest-prefix",
+        "moe.weights_dtype": "fp8",
         "log.level": "debug",
         "server.request_timeout": "5.0",
         "server.watchdog_timeout": "5.0",

@@ -132,7 +132,9 @@ def bench_moe(
     take longer for.
     """
     backends: dict[str, MoeBackend] = {}
-    context = shape.context(target.device, target.dtype, max(tokens))
+    name = query.moe_weights_dtype
+    quantized: torch.dtype | None = None if name is None else getattr(torch, name)
+    context = shape.context(target.device, target.dtype, max(tokens), quantized)
     for row in explain_moe(host, query):
         if row.outcome == "refused":
             continue
@@ -142,7 +144,7 @@ def bench_moe(
         except Exception as error:  # one broken backend must not hide the others
             logger.debug("%s cannot be created", row.name, exc_info=error)
             yield Measured(case="moe", implementation=row.name, reason=_first_line(error))
-    for case in moe_cases(shape, tokens, target.device, target.dtype):
+    for case in moe_cases(shape, tokens, target.device, target.dtype, quantized):
         seconds_of_bytes = case.num_bytes / target.ceilings.read_bytes_per_s
         reads = seconds_of_bytes >= case.flops / target.ceilings.flops_per_s
         kind: Kind = "bytes" if reads else "flops"

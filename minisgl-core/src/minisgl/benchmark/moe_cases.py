@@ -14,6 +14,7 @@ from minisgl.benchmark.timing import Call, num_copies
 from minisgl.kernel.jit import JitLoader
 from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.config import ModelConfig
+from minisgl.moe.fp8 import ExpertScales, quantize_rows
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.lazy import load_object
@@ -36,7 +37,13 @@ class MoeShape:
     activation: str
     renormalize: bool
 
-    def context(self, device: torch.device, dtype: torch.dtype, most_tokens: int) -> MoeContext:
+    def context(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        most_tokens: int,
+        weights_dtype: torch.dtype | None = None,
+    ) -> MoeContext:
         """Return what a backend is created with."""
         return MoeContext(
             device=device,
@@ -47,6 +54,7 @@ class MoeShape:
             intermediate_size=self.intermediate_size,
             activation=self.activation,
             max_num_tokens=most_tokens,
+            weights_dtype=weights_dtype,
             jit=JitLoader(device),
         )
 
@@ -59,6 +67,8 @@ class MoeCase:
         tokens: of the launch.
         num_bytes: of the weights of all experts that are chosen, read once; the mean of the calls.
         flops: of one call.
+        inputs: of each call: hidden states, logits, and both stacks.
+        scales: of each call, if the experts are quantized.
     """
 
     tokens: int
@@ -66,11 +76,15 @@ class MoeCase:
     flops: int
     renormalize: bool
     inputs: tuple[tuple[torch.Tensor, ...], ...]
+    scales: tuple[ExpertScales, ...] = ()
 
     def calls(self, backend: MoeBackend) -> list[Call]:
         """Return calls that route differently, over weights much larger than a cache together."""
         run = partial(backend.forward, renormalize=self.renormalize)
-        return [partial(run, *inputs) for inputs in self.inputs]
+        if not self.scales:
+            return [partial(run, *inputs) for inputs in self.inputs]
+        pairs = zip(self.inputs, self.scales, strict=True)
+        return [partial(run, *inputs, scales=scales) for inputs, scales in pairs]
 
 
 def moe_shape(reference: str, host: PluginHost) -> MoeShape | None:
@@ -100,12 +114,26 @@ def moe_shape(reference: str, host: PluginHost) -> MoeShape | None:
 
 
 def moe_cases(
-    shape: MoeShape, tokens: Sequence[int], device: torch.device, dtype: torch.dtype
+    shape: MoeShape,
+    tokens: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    weights_dtype: torch.dtype | None = None,
 ) -> Iterator[MoeCase]:
-    """Yield a case for each number of tokens, all with the same weights."""
+    """Yield a case for each number of tokens, all with the same weights.
+
+    Args:
+        shape: of the layer.
+        tokens: of the launches.
+        device: of everything.
+        dtype: of hidden states.
+        weights_dtype: of quantized experts; ``None``: of experts in ``dtype``.
+    """
     randn = partial(torch.randn, dtype=dtype, device=device)
     experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
-    bytes_of_one = 3 * hidden * inner * dtype.itemsize
+    bytes_of_one = 3 * hidden * inner * (weights_dtype or dtype).itemsize
+    if weights_dtype is not None:
+        bytes_of_one += (2 * inner + hidden) * torch.float32.itemsize
     copies = num_copies(experts * bytes_of_one, device, most=_ROUTINGS)
     weights = [
         (
@@ -114,6 +142,11 @@ def moe_cases(
         )
         for _ in range(copies)
     ]
+    scales = []
+    for number in range(copies) if weights_dtype is not None else ():
+        (gate_up, of_gate_up), (down, of_down) = map(_quantized, weights[number])
+        weights[number] = gate_up, down
+        scales.append(ExpertScales(of_gate_up, of_down))
     for num in tokens:
         inputs, active = [], 0
         for number in range(_ROUTINGS):
@@ -127,4 +160,11 @@ def moe_cases(
             flops=6 * num * shape.top_k * hidden * inner,
             renormalize=shape.renormalize,
             inputs=tuple(inputs),
+            scales=tuple(scales[number % copies] for number in range(_ROUTINGS)) if scales else (),
         )
+
+
+def _quantized(stack: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a stack in fp8 and its scales; expert by expert, as float32 takes much more room."""
+    values, scales = zip(*(quantize_rows(expert) for expert in stack), strict=True)
+    return torch.stack(values), torch.stack(scales)

@@ -11,7 +11,14 @@ import torch
 
 from minisgl.attention.split import SplitBackend
 from minisgl.bootstrap.attention import choose_attention, create_attention, create_pool
-from minisgl.bootstrap.experts import check_expert_parallel, create_exchange, create_moe
+from minisgl.bootstrap.experts import (
+    check_expert_parallel,
+    create_exchange,
+    create_moe,
+    fp8_hint,
+    log_quantized,
+    moe_weights_dtype,
+)
 from minisgl.bootstrap.memory import (
     make_prefill_graphs,
     make_runner,
@@ -59,6 +66,12 @@ class Site:
     max_seq_len: int
     num_ranks: int
     query: BackendQuery
+
+    @property
+    def moe_weights_dtype(self) -> torch.dtype | None:
+        """Of quantized experts; see ``MoeContext.weights_dtype``."""
+        name = self.query.moe_weights_dtype
+        return None if name is None else getattr(torch, name)
 
 
 def build_engine(
@@ -108,6 +121,7 @@ def build_engine(
         max_seq_len=site.max_seq_len,
         expert_parallel_size=site.query.expert_parallel_size,
         exchange=exchange,
+        moe_weights_dtype=site.moe_weights_dtype,
     )
     stages.done("backends")
     model = _build_model(site, context, progress=progress)
@@ -214,6 +228,7 @@ def survey(settings: Settings, host: PluginHost) -> Site:
             page_size=settings.cache.page_size,
             tensor_parallel_size=num_ranks,
             expert_parallel_size=settings.parallel.expert_parallel_size,
+            moe_weights_dtype=moe_weights_dtype(settings, config),
         ),
     )
 
@@ -264,13 +279,15 @@ def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLL
             raise
         raise DoesNotFitError(
             f"the weights of {site.config.architecture} in {site.query.dtype} need more memory "
-            f"than {site.device} has free; take a smaller model or dtype (model.dtype), free "
-            f"memory there, or name another device (engine.device) ({error})"
+            f"than {site.device} has free; take a smaller model or dtype (model.dtype"
+            f"{fp8_hint(site)}), free memory there, or name another device (engine.device) "
+            f"({error})"
         ) from error
     if site.settings.model.load_format == "dummy":
         fill_dummy(model, site.settings.engine.seed)
     else:
         load_weights(model, site.checkpoint, progress=progress)
+    log_quantized(model)
     return model
 
 

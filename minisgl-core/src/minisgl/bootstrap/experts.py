@@ -1,12 +1,13 @@
 """From settings to what runs a model's experts: the MoE backend, and the exchange between ranks."""
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final
 
 from minisgl.bootstrap.memory import step_tokens
 from minisgl.distributed.communicator import Communicator
 from minisgl.errors import SettingsError
 from minisgl.kernel.jit import JitLoader
-from minisgl.layers.base import shard_size
+from minisgl.layers.base import Layer, shard_size
 from minisgl.models.config import ModelConfig, ModelFacts, MoeConfig
 from minisgl.moe.exchange import ExchangeContext, ExpertExchange
 from minisgl.moe.interface import MoeBackend, MoeContext
@@ -16,8 +17,13 @@ from minisgl.plugins.failure import checked, creating
 from minisgl.plugins.selection import AUTO, select_exchange, select_moe
 from minisgl.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from minisgl.bootstrap.engine import Site
+
+_WEIGHTS_DTYPES: Final = {"fp8": "float8_e4m3fn"}
+"""By what ``moe.weights_dtype`` may be."""
 
 
 def check_expert_parallel(settings: Settings, config: ModelFacts) -> None:
@@ -53,6 +59,33 @@ def check_expert_parallel(settings: Settings, config: ModelFacts) -> None:
             f"{given} does not divide parallel.tensor_parallel_size={num_ranks} and this model's "
             f"{moe.num_experts} experts; use one of {allowed}"
         )
+
+
+def moe_weights_dtype(settings: Settings, config: ModelFacts) -> str | None:
+    """Return the dtype that experts are quantized to, or ``None`` if they stay as all weights.
+
+    Raises:
+        SettingsError: ``moe.weights_dtype`` is about experts, and the model has none.
+    """
+    has_experts = _experts_of(config) is not None
+    return weights_dtype_of(settings, config.architecture, has_experts=has_experts)
+
+
+def weights_dtype_of(settings: Settings, model: str, *, has_experts: bool) -> str | None:
+    """Return the same for a model of that name.
+
+    Raises:
+        SettingsError: see ``moe_weights_dtype``.
+    """
+    wanted = settings.moe.weights_dtype
+    if wanted == AUTO:
+        return None
+    if not has_experts:
+        raise SettingsError(
+            f"moe.weights_dtype={wanted!r} is about routed experts: {model} has none, or runs by "
+            "transformers' own code; leave it at auto"
+        )
+    return _WEIGHTS_DTYPES[wanted]
 
 
 def create_moe(
@@ -92,6 +125,7 @@ def moe_context(site: "Site", jit: JitLoader, rank: int = 0) -> MoeContext | Non
         activation=config.activation,
         max_num_tokens=_most_tokens(site),
         held_experts=placement.experts_of(rank),
+        weights_dtype=site.moe_weights_dtype,
         jit=jit,
     )
 
@@ -134,3 +168,25 @@ def _placement(site: "Site", moe: MoeConfig) -> ExpertPlacement:
 def _most_tokens(site: "Site") -> int:
     settings = site.settings
     return step_tokens(settings, site.device) + settings.scheduler.max_running_requests
+
+
+def fp8_hint(site: "Site") -> str:
+    """Return the setting that halves the memory of experts, if there are some to halve."""
+    halves = _experts_of(site.config) is not None and site.query.moe_weights_dtype is None
+    return ", of experts moe.weights_dtype" if halves else ""
+
+
+def log_quantized(model: Layer) -> None:
+    """Say how much memory quantized weights take, and what they would take otherwise."""
+    quantized = [weight for weight in model.weights() if weight.scale is not None]
+    if not quantized:
+        return
+    before = sum(weight.tensor.numel() * weight.dtype.itemsize for weight in quantized)
+    logger.info(
+        "experts are held in %s with a scale for each output channel: %.2f GiB, which would be %.2f"
+        " GiB in %s; other weights stay as they are",
+        str(quantized[0].tensor.dtype).removeprefix("torch."),
+        sum(weight.nbytes for weight in quantized) / 2**30,
+        before / 2**30,
+        str(quantized[0].dtype).removeprefix("torch."),
+    )

@@ -66,7 +66,7 @@ def plan_pool(
     plan = plan_memory(
         measure(spec.device),
         fraction=settings.engine.memory_fraction,
-        weights=sum(weight.tensor.nbytes for weight in model.weights()),
+        weights=sum(weight.nbytes for weight in model.weights()),
         needs=needs,
         bytes_per_page=type(pool).bytes_per_page(spec),
         page_size=spec.page_size,

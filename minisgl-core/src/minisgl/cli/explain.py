@@ -41,10 +41,11 @@ def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> i
         return 0
     capability = query.compute_capability
     shown = "none" if capability is None else f"{capability[0]}.{capability[1]}"
+    of_weights = f" in {query.moe_weights_dtype}" if query.moe_weights_dtype else ""
     print(
         f"device {query.device} (compute capability {shown}), dtype {query.dtype}, page size"
         f" {query.page_size}, {query.num_q_heads} q heads, {query.num_kv_heads} kv heads, head dim"
-        f" {query.head_dim}, {query.num_experts} experts"
+        f" {query.head_dim}, {query.num_experts} experts{of_weights}"
     )
     print(format_decisions(table))
     if problem is not None:
@@ -105,7 +106,7 @@ def _query(
     import torch
 
     from minisgl.bootstrap import resolve_dtype
-    from minisgl.bootstrap.experts import check_expert_parallel
+    from minisgl.bootstrap.experts import check_expert_parallel, moe_weights_dtype
     from minisgl.models.checkpoint import open_checkpoint
 
     path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
@@ -125,6 +126,7 @@ def _query(
         page_size=settings.cache.page_size,
         tensor_parallel_size=settings.parallel.tensor_parallel_size,
         expert_parallel_size=settings.parallel.expert_parallel_size,
+        moe_weights_dtype=moe_weights_dtype(settings, config),
     )
     pool = select_kv_pool(host, query, settings.cache.pool, settings.backend_options)
     return replace(query, kv_layout=pool.record.capabilities.kv_layout), model

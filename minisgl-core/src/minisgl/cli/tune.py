@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         moe,
         only=(
             "model.path", "model.dtype", "model.cache_dir", "model.load_format", "moe.backend",
-            "engine.device", "plugins.disabled", "log.level",
+            "moe.weights_dtype", "engine.device", "plugins.disabled", "log.level",
         ),
     )  # fmt: skip
 

@@ -6,13 +6,14 @@ each parameter is filled exactly once, and gathering the shards of all ranks bac
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from minisgl.errors import SettingsError
 from minisgl.layers.context import BuildContext
+from minisgl.moe.fp8 import FP8, quantize_rows
 
 Index = tuple[int | slice, ...]
 Dummy = Literal["normal", "ones", "zeros"]
@@ -38,11 +39,48 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a layer and the pieces that fill it; ``dummy`` is how random weights start."""
+    """A tensor of a layer and the pieces that fill it.
+
+    Attributes:
+        tensor: what the layer computes with.
+        pieces: of which each fills its part of ``tensor`` alone.
+        dummy: how random weights start.
+        dtype: of random weights, as a checkpoint would have them.
+        scale: float32 ``[...]`` for a ``tensor`` ``[..., n]`` in fp8; see ``quantize_rows``.
+    """
 
     tensor: torch.Tensor
     pieces: tuple[Piece, ...]
     dummy: Dummy
+    dtype: torch.dtype
+    scale: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device, scales included."""
+        return self.tensor.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+    def fill(self, piece: Piece, whole: torch.Tensor) -> None:
+        """Copy a piece's part of ``whole``, its checkpoint tensor, to where it belongs.
+
+        A row that is quantized has the scale of the whole row in the checkpoint, so that every
+        number of ranks makes the same weights.
+        """
+        if self.scale is None:
+            self.tensor[piece.target].copy_(whole[piece.source])
+            return
+        taken = whole[piece.source]
+        if not taken.numel():
+            return
+        last = whole.ndim - 1
+        rows, columns = whole[piece.source[:last]], (..., *piece.source[last:])
+        tensor, scale = self.tensor[piece.target], self.scale[piece.target[: self.scale.ndim]]
+        # A stack is quantized expert by expert: in float32 it would take much more room than now.
+        parts = zip(tensor, scale, rows, strict=True) if rows.ndim > 2 else [(tensor, scale, rows)]
+        for to, of, part in parts:
+            quantized, part_scale = quantize_rows(part.to(tensor.device))
+            to.copy_(quantized[columns])
+            of.copy_(part_scale)
 
 
 class Layer:
@@ -78,11 +116,28 @@ class Layer:
         self.adopt(name, tensor, pieces, dummy=dummy)
         return tensor
 
+    def declare_quantized(
+        self, name: str, shape: Sequence[int], pieces: Sequence[Piece], context: BuildContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Allocate a weight ``[..., n]`` in fp8, and scales ``[...]``; as ``declare`` otherwise.
+
+        It is quantized as it is filled, one checkpoint tensor after the other. What no piece covers
+        is zero, with a scale of one.
+        """
+        tensor = torch.zeros(tuple(shape), dtype=FP8, device=context.device)
+        scale = torch.ones(tuple(shape[:-1]), dtype=torch.float32, device=context.device)
+        self._weights[name] = Weight(tensor, tuple(pieces), "normal", context.dtype, scale)
+        return tensor, scale
+
     def adopt(
         self, name: str, tensor: torch.Tensor, pieces: Sequence[Piece], *, dummy: Dummy = "normal"
     ) -> None:
         """Declare a tensor that exists already."""
-        self._weights[name] = Weight(tensor, tuple(pieces), dummy)
+        self._weights[name] = Weight(tensor, tuple(pieces), dummy, tensor.dtype)
+
+    def replace_pieces(self, name: str, pieces: Sequence[Piece]) -> None:
+        """Let other pieces fill a weight that is declared."""
+        self._weights[name] = replace(self._weights[name], pieces=tuple(pieces))
 
     def layers(self) -> Iterator["Layer"]:
         """Yield this layer and, depth first, all layers in it; a shared one only once."""

@@ -23,6 +23,7 @@ class BuildContext:
         attention: the attention backend.
         moe: the MoE backend; ``None`` for dense models.
         expert_parallel_size: groups of ranks that experts are spread over, see ``ExpertPlacement``.
+        moe_weights_dtype: of experts, if they are quantized (``MoeContext.weights_dtype``).
         exchange: of tokens and results between those groups; ``None`` if there is only one.
         kv_pool: where attention layers store K and V.
         max_seq_len: most tokens of one sequence: the length of position tables.
@@ -38,3 +39,4 @@ class BuildContext:
     max_seq_len: int
     expert_parallel_size: int = 1
     exchange: ExpertExchange | None = None
+    moe_weights_dtype: torch.dtype | None = None

@@ -44,7 +44,7 @@ class ReplicatedLinear(Layer):
         assert self.bias is None, "only routers have two names, and no bias"
         whole = (slice(0, self.weight.shape[0]),)
         piece = Piece(f"{prefix}.weight", tuple(self.weight.shape), whole, whole)
-        self.adopt("weight", self.weight, [piece])
+        self.replace_pieces("weight", [piece])
 
 
 class MergedColumnLinear(Layer):

@@ -8,6 +8,7 @@ from minisgl.layers.gated_mlp import GatedMLP
 from minisgl.layers.linear import Hidden, ReplicatedLinear
 from minisgl.layers.moe_config import MoeConfig
 from minisgl.layers.norm import RMSNorm
+from minisgl.moe.fp8 import ExpertScales
 from minisgl.moe.placement import ExpertPlacement
 
 _STACKED = "mlp"
@@ -49,10 +50,16 @@ class MoeLayer(Layer):
         held, inner = len(self._experts), shard_size(config.intermediate_size, self._num_parts)
         self._local_inner = inner
         gate_up, down = self._pieces_by_expert()
-        self.gate_up = self.declare(
-            "gate_up", (held, 2 * inner, hidden_size), gate_up, context, matrix=True
-        )
-        self.down = self.declare("down", (held, hidden_size, inner), down, context, matrix=True)
+        of_gate_up, of_down = (held, 2 * inner, hidden_size), (held, hidden_size, inner)
+        self._scales: dict[str, ExpertScales] = {}
+        """What backends are given beside quantized experts, and not given beside others."""
+        if context.moe_weights_dtype is None:
+            self.gate_up = self.declare("gate_up", of_gate_up, gate_up, context, matrix=True)
+            self.down = self.declare("down", of_down, down, context, matrix=True)
+        else:
+            self.gate_up, first = self.declare_quantized("gate_up", of_gate_up, gate_up, context)
+            self.down, second = self.declare_quantized("down", of_down, down, context)
+            self._scales["scales"] = ExpertScales(first, second)
         self.shared: SharedExpert | None = None
         if config.shared_intermediate_size is not None:
             self.shared = SharedExpert(
@@ -67,11 +74,21 @@ class MoeLayer(Layer):
             weights, experts = self._backend.route(logits, renormalize=self._renormalize)
             tokens = self._exchange.dispatch(hidden, weights, experts)
             out = self._backend.run_experts(
-                tokens.hidden, tokens.weights, tokens.experts, self.gate_up, self.down
+                tokens.hidden,
+                tokens.weights,
+                tokens.experts,
+                self.gate_up,
+                self.down,
+                **self._scales,
             )
             return self._exchange.combine(out, tokens, partial)
         out = self._backend.forward(
-            hidden, logits, self.gate_up, self.down, renormalize=self._renormalize
+            hidden,
+            logits,
+            self.gate_up,
+            self.down,
+            renormalize=self._renormalize,
+            **self._scales,
         )
         if partial is not None:
             out = out + partial
@@ -91,8 +108,8 @@ class MoeLayer(Layer):
             self.router.rename(router)
         if self._stack("gate_up_proj") in names:
             gate_up, down = self._pieces_of_stacks()
-            self.adopt("gate_up", self.gate_up, gate_up)
-            self.adopt("down", self.down, down)
+            self.replace_pieces("gate_up", gate_up)
+            self.replace_pieces("down", down)
 
     def _pieces_by_expert(self) -> tuple[list[Piece], list[Piece]]:
         """Return what fills gate and up, and what fills down, from a tensor for each expert.

@@ -97,7 +97,8 @@ class SafetensorsCheckpoint(Checkpoint):
             method = dict(quantization).get("quant_method")
             raise ModelLoadError(
                 f"{path} is quantized (quant_method={method!r}), which is not supported for "
-                "safetensors; use the original checkpoint, or a GGUF file"
+                "safetensors; use the original checkpoint (moe.weights_dtype='fp8' halves what its "
+                "experts take), or a GGUF file"
             )
 
     @property

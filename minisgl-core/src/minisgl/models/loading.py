@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 
 from minisgl.errors import ModelLoadError
-from minisgl.layers.base import Layer, Piece
+from minisgl.layers.base import Layer, Piece, Weight
 from minisgl.models.checkpoint import Checkpoint
 from minisgl.models.progress import progress_bar
 
@@ -16,14 +16,15 @@ _MAX_LISTED = 8
 _IGNORED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 """Tables that old checkpoints store and every loader computes anew."""
 
-Places = dict[str, list[tuple[torch.Tensor, Piece]]]
+Places = dict[str, list[tuple[Weight, Piece]]]
 """By checkpoint name: the weights and their parts that it fills."""
 
 
 def load_weights(model: Layer, checkpoint: Checkpoint, *, progress: bool) -> None:
     """Fill every weight of ``model`` from ``checkpoint``, one checkpoint tensor at a time.
 
-    Names are compared before anything is read. Tensors are cast to the weights' dtype.
+    Names are compared before anything is read. Tensors are cast to the weights' dtype, or
+    quantized.
 
     Raises:
         ModelLoadError: names are missing, unexpected or there twice, or a shape differs.
@@ -40,7 +41,7 @@ def load_weights(model: Layer, checkpoint: Checkpoint, *, progress: bool) -> Non
         for name, tensor in checkpoint.tensors():
             for weight, piece in places.get(name, ()):
                 _check_shape(name, tensor, piece, checkpoint)
-                weight[piece.target].copy_(tensor[piece.source])
+                weight.fill(piece, tensor)
             bar.update()
     for layer in list(model.layers()):
         layer.finish_loading()
@@ -58,15 +59,16 @@ def fill_dummy(model: Layer, seed: int) -> None:
             if not part.numel():
                 continue
             if weight.dummy == "normal":
-                part.copy_(_draw(piece, weight.tensor, seed)[piece.source])
+                weight.fill(piece, _draw(piece, weight, seed))
             else:
                 part.fill_(1 if weight.dummy == "ones" else 0)
 
 
-def _draw(piece: Piece, like: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a random checkpoint tensor, of a weight's dtype and on its device."""
-    generator = torch.Generator(like.device).manual_seed(seed ^ crc32(piece.name.encode()))
-    whole = torch.empty(piece.shape, dtype=like.dtype, device=like.device)
+def _draw(piece: Piece, weight: Weight, seed: int) -> torch.Tensor:
+    """Return a random checkpoint tensor, on the device of a weight."""
+    device = weight.tensor.device
+    generator = torch.Generator(device).manual_seed(seed ^ crc32(piece.name.encode()))
+    whole = torch.empty(piece.shape, dtype=weight.dtype, device=device)
     return whole.normal_(std=0.02, generator=generator)
 
 
@@ -74,7 +76,7 @@ def _places(model: Layer) -> Places:
     places: Places = defaultdict(list)
     for weight in model.weights():
         for piece in weight.pieces:
-            places[piece.name].append((weight.tensor, piece))
+            places[piece.name].append((weight, piece))
     return dict(places)
 
 

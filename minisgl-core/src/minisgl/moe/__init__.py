@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minisgl.moe.exchange import DispatchedTokens, ExchangeContext, ExpertExchange
+    from minisgl.moe.fp8 import ExpertScales, dequantize_rows, quantize_rows
     from minisgl.moe.interface import MoeBackend, MoeContext, TuneRequest
     from minisgl.moe.placement import ExpertPlacement
 
@@ -16,9 +17,12 @@ __all__ = [
     "ExchangeContext",
     "ExpertExchange",
     "ExpertPlacement",
+    "ExpertScales",
     "MoeBackend",
     "MoeContext",
     "TuneRequest",
+    "dequantize_rows",
+    "quantize_rows",
 ]
 
 _LAZY = {
@@ -26,9 +30,12 @@ _LAZY = {
     "ExchangeContext": "minisgl.moe.exchange",
     "ExpertExchange": "minisgl.moe.exchange",
     "ExpertPlacement": "minisgl.moe.placement",
+    "ExpertScales": "minisgl.moe.fp8",
     "MoeBackend": "minisgl.moe.interface",
     "MoeContext": "minisgl.moe.interface",
     "TuneRequest": "minisgl.moe.interface",
+    "dequantize_rows": "minisgl.moe.fp8",
+    "quantize_rows": "minisgl.moe.fp8",
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from minisgl.kernel.jit import JitLoader
+from minisgl.moe.fp8 import ExpertScales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,7 @@ class MoeContext:
     """What a backend is created with.
 
     Attributes:
-        device, dtype: of hidden states and weights.
+        device, dtype: of hidden states, and of weights unless ``weights_dtype`` says another one.
         num_experts: routed experts of a layer, on all ranks together.
         top_k: experts a token.
         hidden_size: elements of a hidden state.
@@ -22,6 +23,8 @@ class MoeContext:
         activation: ``silu`` or ``gelu``: of the gate.
         max_num_tokens: most tokens of one launch.
         held_experts: numbers of the experts whose weights this rank holds; ``None``: of all.
+        weights_dtype: of the experts' weights, if they are quantized: ``float8_e4m3fn``, which only
+            a backend gets whose record declares it (``MoeBackendRecord.weights_dtypes``).
         jit: loads a backend's own CUDA sources.
     """
 
@@ -34,6 +37,7 @@ class MoeContext:
     activation: str
     max_num_tokens: int
     held_experts: range | None = None
+    weights_dtype: torch.dtype | None = None
     jit: JitLoader = field(default_factory=JitLoader)
 
     @property
@@ -64,6 +68,17 @@ class MoeBackend(ABC):
 
     ``num_local`` is ``len(context.local_experts)``: fewer than ``num_experts`` under expert
     parallelism. Numbers of experts are always those of the whole layer.
+
+    **Quantized experts** (``context.weights_dtype``) come with ``scales``, which is not passed
+    otherwise: a backend that declares no such dtype need not have the argument. Both products then
+    take fp8 operands, by ``quantize_rows``:
+
+    1. Each token's hidden state is quantized; its products with the gate's and the up's channels
+       are added up in float32, and multiplied by the token's and the channel's scale.
+    2. These are rounded to ``dtype``, and the activation is computed as for weights in ``dtype``.
+    3. The inner row of each pair of token and expert is quantized again, and its products with the
+       channels of down are added up and multiplied likewise.
+    4. Times the router's weight, they are added up over the token's experts.
     """
 
     cuda_graphs: bool = False
@@ -80,6 +95,7 @@ class MoeBackend(ABC):
         down: torch.Tensor,
         *,
         renormalize: bool,
+        scales: ExpertScales | None = None,
     ) -> torch.Tensor:
         """Return ``route`` and ``run_experts`` behind one another, ``[T, hidden_size]``.
 
@@ -91,9 +107,12 @@ class MoeBackend(ABC):
             gate_up: see ``run_experts``.
             down: see there.
             renormalize: see ``route``.
+            scales: of quantized experts.
         """
         weights, experts = self.route(router_logits, renormalize=renormalize)
-        return self.run_experts(hidden, weights, experts, gate_up, down)
+        if scales is None:  # which a backend without quantized experts need not know
+            return self.run_experts(hidden, weights, experts, gate_up, down)
+        return self.run_experts(hidden, weights, experts, gate_up, down, scales=scales)
 
     def route(
         self, router_logits: torch.Tensor, *, renormalize: bool
@@ -120,6 +139,8 @@ class MoeBackend(ABC):
         experts: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
+        *,
+        scales: ExpertScales | None = None,
     ) -> torch.Tensor:
         """Return the weighted sum of each token's experts on this rank, ``[T, hidden_size]``.
 
@@ -130,6 +151,8 @@ class MoeBackend(ABC):
             hidden: ``[T, hidden_size]``; ``T`` may be 0 behind an ``ExpertExchange``.
             weights: float32, ``[T, top_k]``.
             experts: int32, ``[T, top_k]``; those not in ``local_experts``, and -1, are skipped.
-            gate_up: ``[num_local, 2 * intermediate_size, hidden_size]``, gate rows first.
-            down: ``[num_local, hidden_size, intermediate_size]``.
+            gate_up: ``[num_local, 2 * intermediate_size, hidden_size]``, gate rows first; of
+                ``dtype``, or of ``weights_dtype``.
+            down: ``[num_local, hidden_size, intermediate_size]``, the same.
+            scales: of experts in ``weights_dtype``.
         """

@@ -1,6 +1,11 @@
 """Compares what a backend declares with what it is asked to run on."""
 
-from minisgl.plugins.records import BackendQuery, Capabilities
+from typing import Any, Final
+
+from minisgl.plugins.records import BackendQuery, Capabilities, MoeBackendRecord
+
+FP8_CAPABILITY: Final = (8, 9)
+"""The first NVIDIA GPUs that know float8_e4m3fn."""
 
 
 def unmet_requirement(
@@ -38,6 +43,24 @@ def unmet_requirement(
         return "the model has sliding-window layers, it implements none"
     if query.logit_soft_cap and not capabilities.logit_soft_cap:
         return "the model caps attention scores, it does not implement that"
+    return None
+
+
+def unmet_weights_dtype(record: MoeBackendRecord[Any], query: BackendQuery) -> str | None:
+    """Return why an MoE backend cannot run experts of the dtype that is asked for, or ``None``."""
+    wanted = query.moe_weights_dtype
+    if wanted is None:
+        return None
+    if wanted not in record.weights_dtypes:
+        known = alternatives((query.dtype, *record.weights_dtypes))
+        return (
+            f"needs experts in {known}, found {wanted} (moe.weights_dtype: auto is {query.dtype})"
+        )
+    if query.device == "cuda" and (query.compute_capability or FP8_CAPABILITY) < FP8_CAPABILITY:
+        return (
+            f"experts in {wanted} need compute capability {_version(FP8_CAPABILITY)}, found "
+            f"{_version(query.compute_capability)} (moe.weights_dtype: auto is {query.dtype})"
+        )
     return None
 
 

@@ -52,6 +52,7 @@ BACKENDS = (
         probe=_reference,
         create=_create_torch,
         capabilities=Capabilities(mixed_batches=True, sliding_window=True, logit_soft_cap=True),
+        weights_dtypes=("float8_e4m3fn",),
     ),
 )
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minisgl.plugins.capabilities import unmet_requirement
+from minisgl.plugins.capabilities import unmet_requirement, unmet_weights_dtype
 from minisgl.plugins.decisions import AnyPhase, Decision
 from minisgl.plugins.measurements import Measurements
-from minisgl.plugins.records import BackendQuery, Phase, Supported
+from minisgl.plugins.records import BackendQuery, MoeBackendRecord, Phase, Supported
 from minisgl.plugins.registry import Offer
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ def judge(
     """Return the rank of an offer for a phase, or ``None`` and the reason against it."""
     capabilities = getattr(offer.record, "capabilities", None)
     unmet = unmet_requirement(capabilities, query, phase) if capabilities is not None else None
+    if unmet is None and isinstance(offer.record, MoeBackendRecord):
+        unmet = unmet_weights_dtype(offer.record, query)
     if unmet is not None:
         return Verdict(None, unmet)
     try:

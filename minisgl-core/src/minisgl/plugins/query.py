@@ -19,6 +19,7 @@ def build_query(
     page_size: int,
     tensor_parallel_size: int = 1,
     expert_parallel_size: int = 1,
+    moe_weights_dtype: str | None = None,
 ) -> BackendQuery:
     """Return what one rank's backends must run on; arguments as ``BackendQuery`` describes them.
 
@@ -45,6 +46,7 @@ def build_query(
         num_experts=moe.num_experts if moe is not None else 0,
         tensor_parallel_size=tensor_parallel_size,
         expert_parallel_size=expert_parallel_size,
+        moe_weights_dtype=moe_weights_dtype,
     )
 
 

@@ -52,6 +52,7 @@ class BackendQuery:
         num_experts: routed experts a layer; 0 for a dense model.
         tensor_parallel_size: number of ranks.
         expert_parallel_size: groups of them that experts are spread over.
+        moe_weights_dtype: of quantized experts, such as ``float8_e4m3fn``; ``None``: ``dtype``.
     """
 
     device: str
@@ -68,6 +69,7 @@ class BackendQuery:
     tensor_parallel_size: int = 1
     expert_parallel_size: int = 1
     kv_layout: KVLayout = "NHD"
+    moe_weights_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,8 @@ class MoeBackendRecord(Generic[SettingsT]):
         tune: searches for the fastest launches for layers of these sizes, leaves them where
             ``create`` looks with the same settings, and returns what it found and where it lies,
             for people; ``None`` if there is nothing to tune.
+        weights_dtypes: of quantized experts that it runs, such as ``float8_e4m3fn``: what its
+            ``run_experts`` takes ``scales`` for, see ``MoeBackend``.
     """
 
     name: str
@@ -153,6 +157,7 @@ class MoeBackendRecord(Generic[SettingsT]):
     create: "Callable[[MoeContext, SettingsT], MoeBackend]"
     capabilities: Capabilities = field(default_factory=Capabilities)
     tune: "Callable[[MoeContext, SettingsT, TuneRequest], str] | None" = None
+    weights_dtypes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

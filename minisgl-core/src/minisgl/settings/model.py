@@ -155,6 +155,11 @@ class MoeSettings(Section):
         min_length=1,
         description="Exchange between ranks with different experts: auto or a name.",
     )
+    weights_dtype: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="Dtype of the experts' weights; auto is model.dtype; fp8 (e4m3, a scale for an"
+        " output channel) quantizes them while they load, and tokens for them: half of bfloat16.",
+    )
 
 
 class CacheSettings(Section):

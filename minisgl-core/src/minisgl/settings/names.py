@@ -85,6 +85,7 @@ FLAT_NAMES: tuple[FlatName, ...] = (
         setting="moe.exchange",
         aliases=("moe-a2a-backend", "all2all-backend"),
     ),
+    FlatName(name="moe-weights-dtype", setting="moe.weights_dtype", aliases=("quantization",)),
     FlatName(name="prefix-cache", setting="cache.prefix", aliases=("cache-type",)),
     FlatName(name="page-size", setting="cache.page_size", aliases=("block-size",)),
     FlatName(name="num-pages", setting="cache.num_pages"),

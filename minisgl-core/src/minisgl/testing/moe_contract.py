@@ -9,6 +9,9 @@ A third-party backend proves itself with a subclass in its own tests::
             return PlainExperts(context, PlainSettings())
 
 Every test compares with experts in float64, token by token, by relative norm. Needs pytest.
+
+With ``weights_dtype = torch.float8_e4m3fn`` the same tests run quantized experts: the reference
+then quantizes rows and rounds as ``MoeBackend`` says, and computes the rest in float64.
 """
 
 import math
@@ -20,8 +23,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from minisgl.moe.fp8 import FP8, ExpertScales, quantize_rows
 from minisgl.moe.interface import MoeBackend, MoeContext
 
+_ALL = slice(None)
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
 
 
@@ -40,20 +45,32 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class MoeInputs:
-    """What a layer with all experts is given; ``renormalize`` as in the interface."""
+    """What a layer with all experts is given, as in the interface."""
 
     hidden: torch.Tensor
     logits: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
     renormalize: bool = True
+    scales: ExpertScales | None = None
 
     def run(self, backend: MoeBackend) -> torch.Tensor:
         """Return what the backend makes of it."""
         with torch.inference_mode():
             return backend.forward(
-                self.hidden, self.logits, self.gate_up, self.down, renormalize=self.renormalize
+                self.hidden,
+                self.logits,
+                self.gate_up,
+                self.down,
+                renormalize=self.renormalize,
+                **self.scales_of(),
             )
+
+    def scales_of(self, part: slice = _ALL) -> dict[str, ExpertScales]:
+        """Return the argument for some experts' scales; none unless they are quantized."""
+        if self.scales is None:
+            return {}
+        return {"scales": ExpertScales(self.scales.gate_up[part], self.scales.down[part])}
 
 
 class MoeBackendContract:
@@ -64,6 +81,7 @@ class MoeBackendContract:
         sizes: layers, odd ones among them.
         num_tokens: of the launches: below, at and above the borders of tiles.
         activations: of the gate.
+        weights_dtype: of quantized experts; ``None``: of experts in ``dtype``.
         tolerance: largest relative error of a token; ``None`` is a value for the dtype.
     """
 
@@ -77,6 +95,7 @@ class MoeBackendContract:
     )
     num_tokens: ClassVar[Sequence[int]] = (1, 3, 17, 130)
     activations: ClassVar[Sequence[str]] = ("silu", "gelu")
+    weights_dtype: ClassVar[torch.dtype | None] = None
     tolerance: ClassVar[float | None] = None
 
     def create(self, context: MoeContext) -> MoeBackend:
@@ -99,8 +118,12 @@ class MoeBackendContract:
         inputs = self.inputs(size, tokens)
         inputs.logits[:, -1] += 50
         inputs.logits[:, : size.experts - size.top_k] -= 50
-        inputs.gate_up[: size.experts - size.top_k] = math.nan
-        inputs.down[: size.experts - size.top_k] = math.nan
+        unused = slice(0, size.experts - size.top_k)
+        for weights in (inputs.gate_up, inputs.down):
+            weights[unused] = math.nan
+        if inputs.scales is not None:
+            inputs.scales.gate_up[unused] = math.nan
+            inputs.scales.down[unused] = math.nan
         self._check(size, inputs)
 
     def test_skewed_routing(self, size: Sizes, tokens: int) -> None:
@@ -162,10 +185,29 @@ class MoeBackendContract:
         part = slice(held.start, held.stop)
         with torch.inference_mode():
             out = backend.run_experts(
-                inputs.hidden, weights, experts, inputs.gate_up[part], inputs.down[part]
+                inputs.hidden,
+                weights,
+                experts,
+                inputs.gate_up[part],
+                inputs.down[part],
+                **inputs.scales_of(part),
             )
         expected = sum_in_float64(inputs, weights.double(), experts, "silu", held)
         self._compare_rows(out, expected)
+
+    def test_quantized_rows_of_any_size(self) -> None:
+        """Rows of zeros, large and small ones, and one value beside which the others are small."""
+        if self.weights_dtype is None:
+            pytest.skip("is about quantized experts")
+        size = self.sizes[0]
+        inputs = self.inputs(size, 6)
+        inputs.hidden[0] = 0
+        inputs.hidden[1] *= 8
+        inputs.hidden[2:4] *= 2**-5
+        inputs.hidden[3, 1] = 30
+        inputs.gate_up[:, 2] = 0
+        inputs.down[:, 3] = 0
+        self._check(size, inputs)
 
     def test_no_tokens(self) -> None:
         """A launch may be empty."""
@@ -215,6 +257,7 @@ class MoeBackendContract:
             intermediate_size=size.inner,
             activation=activation,
             max_num_tokens=max(self.num_tokens),
+            weights_dtype=self.weights_dtype,
         )
 
     def inputs(self, size: Sizes, tokens: int, *, seed: int = 0) -> MoeInputs:
@@ -225,12 +268,13 @@ class MoeBackendContract:
             empty = torch.empty(shape, dtype=self.dtype, device=self.device)
             return empty.normal_(std=scale, generator=random)
 
-        return MoeInputs(
+        inputs = MoeInputs(
             hidden=randn(tokens, size.hidden, scale=1.0),
             logits=randn(tokens, size.experts, scale=1.0),
             gate_up=randn(size.experts, 2 * size.inner, size.hidden, scale=size.hidden**-0.5),
             down=randn(size.experts, size.hidden, size.inner, scale=size.inner**-0.5),
         )
+        return inputs if self.weights_dtype is None else quantized(inputs, self.weights_dtype)
 
     def _check(self, size: Sizes, inputs: MoeInputs, activation: str = "silu") -> None:
         backend = self.create(self.context(size, activation))
@@ -256,6 +300,17 @@ class MoeBackendContract:
         return next(size.top_k for size in self.sizes if (size.experts, size.hidden) == shape[:2])
 
 
+def quantized(inputs: MoeInputs, weights_dtype: torch.dtype) -> MoeInputs:
+    """Return the same with quantized experts."""
+    assert weights_dtype == FP8, "the one dtype that there are scales for"
+    parts = [[quantize_rows(expert) for expert in stack] for stack in (inputs.gate_up, inputs.down)]
+    (gate_up, of_gate_up), (down, of_down) = (
+        [torch.stack(ones) for ones in zip(*experts, strict=True)] for experts in parts
+    )
+    scales = ExpertScales(of_gate_up, of_down)
+    return replace(inputs, gate_up=gate_up, down=down, scales=scales)
+
+
 def experts_in_float64(inputs: MoeInputs, top_k: int, activation: str) -> torch.Tensor:
     """Return ``[T, hidden]``; routed in float32 as the interface says, then all in float64."""
     probabilities = inputs.logits.float().softmax(dim=-1)
@@ -278,9 +333,22 @@ def sum_in_float64(
     out = torch.zeros_like(hidden)
     for expert in sorted(set(chosen.flatten().tolist()) & set(held)):
         tokens, place = (chosen == expert).nonzero(as_tuple=True)
-        both = F.linear(hidden[tokens], inputs.gate_up[expert].double())
-        gate, up = both.chunk(2, dim=-1)
+        of_gate_up = None if inputs.scales is None else inputs.scales.gate_up[expert]
+        of_down = None if inputs.scales is None else inputs.scales.down[expert]
+        both = _product(hidden[tokens], inputs.gate_up[expert], of_gate_up)
+        # What is quantized is rounded before: nothing else would be quantized to the same.
+        dtype = torch.float64 if inputs.scales is None else inputs.hidden.dtype
+        gate, up = both.to(dtype).double().chunk(2, dim=-1)
         active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-        part = F.linear(active * up, inputs.down[expert].double())
+        inner = (active.to(dtype).double() * up).to(dtype).double()
+        part = _product(inner, inputs.down[expert], of_down)
         out.index_add_(0, tokens, part * weights[tokens, place, None])
     return out
+
+
+def _product(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Return ``rows @ weight.T`` in float64; with ``scale``, of both sides in fp8."""
+    if scale is None:
+        return F.linear(rows, weight.double())
+    values, of_rows = quantize_rows(rows)
+    return F.linear(values.double(), weight.double()) * of_rows.double()[:, None] * scale.double()

@@ -4,6 +4,10 @@ One program makes one tile of rows times one tile of outputs. Few rows wait for 
 then the weights are the first operand (``swapped``), as Hopper's tensor cores take 64 rows of the
 first and as few as 8 of the second. Programs of one expert's tiles follow one another, so that its
 weights come from the L2 cache all but once.
+
+With weights in fp8 the rows are quantized before, and sums are multiplied with both scales.
+Hopper's tensor cores add up products of fp8 with 14 bits or so: after every ``_EXACT`` inputs such
+a sum is added to one in float32.
 """
 
 import torch
@@ -15,13 +19,24 @@ from minisgl.kernel.triton.activations import activate
 from minisgl.kernel.triton.dispatch import dispatched
 from minisgl.kernel.triton.launch import OVERLAP, multiply_add, wait_for_inputs
 from minisgl_moe_triton.configs import Tile
+from minisgl_moe_triton.kernels.quantize import Fp8Product
 from minisgl_moe_triton.kernels.routing import Routed, Tiles
 
 _SUMMED = 1024
 
+_EXACT = tl.constexpr(128)
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 def gate_up(
-    hidden: torch.Tensor, weight: torch.Tensor, tiles: Tiles, top_k: int, tile: Tile, *, gelu: bool
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tiles: Tiles,
+    top_k: int,
+    tile: Tile,
+    *,
+    gelu: bool,
+    fp8: Fp8Product | None = None,
 ) -> torch.Tensor:
     """Return ``act(gate) * up`` of each row, ``[T * top_k, inner]``, in sorted order.
 
@@ -32,22 +47,31 @@ def gate_up(
         top_k: experts a token.
         tile: how the product is cut.
         gelu: the activation; else SiLU.
+        fp8: of operands in fp8.
     """
     outputs, inputs = weight.shape[1] // 2, weight.shape[2]
-    out = torch.empty((len(tiles.order), outputs), dtype=hidden.dtype, device=hidden.device)
+    dtype, *scales = _result_of(hidden, fp8)
+    out = torch.empty((len(tiles.order), outputs), dtype=dtype, device=hidden.device)
     grid = (tiles.most * -(-outputs // tile.outputs),)
     tma = tile.tma and _can_copy(inputs, weight)
     source = _descriptor(weight, inputs, tile.outputs, tile.inputs) if tma else weight
     _grouped_kernel[grid](
-        hidden, source, out, tiles.order, tiles.tiles, hidden, outputs, inputs, top_k, True,
-        gelu, tile.swapped, tma, tiles.rows, tile.outputs, tile.inputs, tile.group,
+        hidden, source, out, tiles.order, tiles.tiles, hidden, *scales, outputs, inputs, top_k,
+        True, gelu, fp8 is not None, tile.swapped, tma, tiles.rows, tile.outputs, tile.inputs,
+        tile.group,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=OVERLAP,
     )  # fmt: skip
     return out
 
 
 def down(
-    rows: torch.Tensor, weight: torch.Tensor, weights: torch.Tensor, tiles: Tiles, tile: Tile
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    weights: torch.Tensor,
+    tiles: Tiles,
+    tile: Tile,
+    *,
+    fp8: Fp8Product | None = None,
 ) -> torch.Tensor:
     """Return each assignment's weighted part, ``[T * top_k, hidden]``, by assignment.
 
@@ -57,19 +81,31 @@ def down(
         weights: float32 ``[T, top_k]``, of the router.
         tiles: the rows.
         tile: how the product is cut.
+        fp8: of operands in fp8.
     """
     outputs, inputs = weight.shape[1], weight.shape[2]
-    out = torch.empty((len(rows), outputs), dtype=rows.dtype, device=rows.device)
+    dtype, *scales = _result_of(rows, fp8)
+    out = torch.empty((len(rows), outputs), dtype=dtype, device=rows.device)
     grid = (tiles.most * -(-outputs // tile.outputs),)
     tma = tile.tma and _can_copy(inputs, weight, rows)
     source = _descriptor(weight, inputs, tile.outputs, tile.inputs) if tma else weight
     x = _descriptor(rows, inputs, tiles.rows, tile.inputs) if tma else rows
     _grouped_kernel[grid](
-        x, source, out, tiles.order, tiles.tiles, weights, outputs, inputs, 1, False,
-        False, tile.swapped, tma, tiles.rows, tile.outputs, tile.inputs, tile.group,
+        x, source, out, tiles.order, tiles.tiles, weights, *scales, outputs, inputs, 1,
+        False, False, fp8 is not None, tile.swapped, tma, tiles.rows, tile.outputs, tile.inputs,
+        tile.group,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=OVERLAP,
     )  # fmt: skip
     return out
+
+
+def _result_of(
+    rows: torch.Tensor, fp8: Fp8Product | None
+) -> tuple[torch.dtype, torch.Tensor, torch.Tensor]:
+    """Return the dtype of a product, and scales of rows and outputs, or what stands for them."""
+    if fp8 is None:
+        return rows.dtype, rows, rows
+    return fp8.dtype, fp8.rows, fp8.outputs
 
 
 def _can_copy(inputs: int, *tensors: torch.Tensor) -> bool:
@@ -104,9 +140,11 @@ def sum_parts(parts: torch.Tensor, routed: Routed, num_experts: int) -> torch.Te
 @triton.jit
 def _grouped_kernel(
     x_ptr, weight_ptr, out_ptr, order_ptr, tiles_ptr, weights_ptr,  # the first two may be TMA's
+    x_scale_ptr, scale_ptr,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
-    GELU: tl.constexpr, SWAPPED: tl.constexpr, TMA: tl.constexpr, TILE_ROWS: tl.constexpr,
-    TILE_OUTPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr, GROUP: tl.constexpr,
+    GELU: tl.constexpr, FP8: tl.constexpr, SWAPPED: tl.constexpr, TMA: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_OUTPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile. ``GATED``: rows are gathered from tokens; else, they are scattered to parts."""
     wait_for_inputs()
@@ -153,13 +191,16 @@ def _grouped_kernel(
                 up_weight = _load_weight(ups, k, first, INPUTS, TILE_INPUTS)
         if TMA and not GATED:
             x = x_ptr.load([first_row, first])
-        elif INPUTS % TILE_INPUTS == 0:
-            x = tl.load(x_ptrs + first, real[:, None], 0.0)
         else:
-            x = tl.load(x_ptrs + first, real[:, None] & (k < INPUTS - first)[None, :], 0.0)
-        result = _multiply_add(weight, x, result, SWAPPED)
+            x = _load_rows(x_ptrs + first, real, k, first, INPUTS, TILE_INPUTS)
+        result = _multiply_add(weight, x, result, SWAPPED, FP8)
         if GATED:
-            up = _multiply_add(up_weight, x, up, SWAPPED)
+            up = _multiply_add(up_weight, x, up, SWAPPED, FP8)
+    if FP8:
+        x_scale, scale_ptrs = tl.load(x_scale_ptr + source, real, 0.0), scale_ptr + above + known
+        result *= _outer(tl.load(scale_ptrs), x_scale, SWAPPED)
+        if GATED:
+            up *= _outer(tl.load(scale_ptrs + OUTPUTS), x_scale, SWAPPED)
     dtype = out_ptr.dtype.element_ty
     if GATED:
         gate = result.to(dtype).to(tl.float32)
@@ -168,13 +209,7 @@ def _grouped_kernel(
         scale = tl.load(weights_ptr + assignment, real, 0.0).to(dtype).to(tl.float32)
         result *= scale[None, :] if SWAPPED else scale[:, None]
     target = (row if GATED else assignment).to(tl.int64) * OUTPUTS
-    inside = column < OUTPUTS
-    if SWAPPED:
-        out_ptrs = out_ptr + target[None, :] + column[:, None]
-        tl.store(out_ptrs, result.to(dtype), real[None, :] & inside[:, None])
-    else:
-        out_ptrs = out_ptr + target[:, None] + column[None, :]
-        tl.store(out_ptrs, result.to(dtype), real[:, None] & inside[None, :])
+    _store_tile(out_ptr, result.to(dtype), target, real, column, column < OUTPUTS, SWAPPED)
 
 
 @triton.jit
@@ -200,11 +235,39 @@ def _load_weight(ptrs, k, first, INPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr
 
 
 @triton.jit
-def _multiply_add(weight, x, total, SWAPPED: tl.constexpr):
-    if SWAPPED:
-        return multiply_add(weight, tl.trans(x), total)
+def _load_rows(ptrs, real, k, first, INPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr):
+    if INPUTS % TILE_INPUTS == 0:
+        return tl.load(ptrs, real[:, None], 0.0)
     else:  # noqa: RET505
-        return multiply_add(x, tl.trans(weight), total)
+        return tl.load(ptrs, real[:, None] & (k < INPUTS - first)[None, :], 0.0)
+
+
+@triton.jit
+def _multiply_add(weight, x, total, SWAPPED: tl.constexpr, FP8: tl.constexpr):
+    first, second = (weight, x) if SWAPPED else (x, weight)
+    if FP8 and not _INTERPRETED:
+        exact: tl.constexpr = min(_EXACT, weight.shape[1])
+        return tl.dot(first, tl.trans(second), total, max_num_imprecise_acc=exact)
+    else:  # noqa: RET505
+        return multiply_add(first, tl.trans(second), total)
+
+
+@triton.jit
+def _store_tile(out_ptr, result, target, real, column, inside, SWAPPED: tl.constexpr):
+    if SWAPPED:
+        mask = real[None, :] & inside[:, None]
+        tl.store(out_ptr + target[None, :] + column[:, None], result, mask)
+    else:
+        mask = real[:, None] & inside[None, :]
+        tl.store(out_ptr + target[:, None] + column[None, :], result, mask)
+
+
+@triton.jit
+def _outer(outputs, rows, SWAPPED: tl.constexpr):
+    if SWAPPED:
+        return outputs[:, None] * rows[None, :]
+    else:  # noqa: RET505
+        return rows[:, None] * outputs[None, :]
 
 
 @dispatched

@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings_arguments(
         parser,
         only=(
-            "model.path", "model.dtype", "engine.device", "engine.num_threads", "plugins.disabled",
-            "log.level",
+            "model.path", "model.dtype", "moe.weights_dtype", "engine.device",
+            "engine.num_threads", "plugins.disabled", "log.level",
         ),
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     shape = model_shape(reference)
     cases = _attention_cases(args, settings, host, device, dtype)
     backends = attention.named_backends(args, host)
-    experts = _experts(args, reference, host)
+    experts = _experts(args, reference, host, resolved)
     target, environment = _measure(args, settings, device, dtype)
     print(_COLUMNS, flush=True)
     found: dict[str, list[Measured]] = {"attention": [], "ops": [], "moe": []}
@@ -163,11 +163,15 @@ def _ops(
     return _printed(bench_ops(cases, host, query, target))
 
 
-def _experts(args: argparse.Namespace, reference: str, host: "PluginHost") -> "MoeShape | None":
+def _experts(
+    args: argparse.Namespace, reference: str, host: "PluginHost", resolved: ResolvedSettings
+) -> "MoeShape | None":
     """Return the experts to measure, if any."""
     from minisgl.benchmark.moe_cases import moe_shape
+    from minisgl.bootstrap.experts import weights_dtype_of
 
     if args.only not in (None, "moe"):
+        weights_dtype_of(resolved.settings, f"--only {args.only}", has_experts=False)
         return None
     experts = moe_shape(reference, host)
     if experts is None and args.only == "moe":
@@ -175,6 +179,7 @@ def _experts(args: argparse.Namespace, reference: str, host: "PluginHost") -> "M
             f"--only moe: {reference} has no routed experts that an installed plugin runs; name a "
             "model that has, such as --model Qwen3-30B-A3B"
         )
+    weights_dtype_of(resolved.settings, reference, has_experts=experts is not None)
     return experts
 
 
@@ -189,9 +194,14 @@ def _moe(
 ) -> "list[Measured]":
     from minisgl.benchmark.kernels import bench_moe
     from minisgl.benchmark.moe_cases import MOE_TOKENS
+    from minisgl.bootstrap.experts import weights_dtype_of
 
     print(f"routed experts at the shapes of {shape.name}, tokens after the colon")
-    query = replace(shape.query(target.device, target.dtype), num_experts=experts.num_experts)
+    query = replace(
+        shape.query(target.device, target.dtype),
+        num_experts=experts.num_experts,
+        moe_weights_dtype=weights_dtype_of(resolved.settings, shape.name, has_experts=True),
+    )
     options = resolved.settings.backend_options
     return _printed(
         bench_moe(experts, args.rows or MOE_TOKENS, host, query, options=options, target=target)
