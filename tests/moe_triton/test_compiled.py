@@ -34,15 +34,17 @@ def test_no_number_of_tokens_needs_a_kernel_that_the_start_has_not(
 
 
 @pytest.mark.slow
-def test_launches_in_fp8_compile_for_a_card_and_stay_in_its_registers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("capability", "least", "spilled"), [(89, 8, 256), (90, 16, 0)])
+def test_launches_in_fp8_compile_for_a_card_and_stay_in_its_registers(
+    tmp_path: Path, capability: int, least: int, spilled: int
+) -> None:
     """What the interpreter takes and the compiler does not; products that are not fp8's own."""
-    compiled = [
-        json.loads(line) for line in run(tmp_path, "support.compile_moe", "90").splitlines()
-    ]
+    lines = run(tmp_path, "support.compile_moe", str(capability)).splitlines()
+    compiled = [json.loads(line) for line in lines]
     products = [one for one in compiled if one["kernel"] == "_grouped_kernel"]
-    assert len(products) >= 16
+    assert len(products) >= least
     assert all(one["fp8_products"] for one in products)
     assert {one["kernel"] for one in compiled} >= {
         "_few_gate_up_kernel", "_few_down_kernel", "_quantize_kernel",
     }  # fmt: skip
-    assert [one for one in compiled if one["spilled"]] == []
+    assert [one for one in compiled if one["spilled"] > spilled] == []
