@@ -24,6 +24,7 @@ def run_gloo(
             str(folder / "store"), rank, size, timeout=timeout, progress=board.ranks[rank]
         )
         try:
+            communicator.barrier()  # whoever leaves early would break the others' connecting
             with torch.inference_mode():
                 return work(communicator)
         finally:

@@ -1,5 +1,7 @@
 """``minisgl tune moe``: what it asks of which backend, and what it refuses."""
 
+import shutil
+
 import pytest
 
 from minisgl.cli import main
@@ -51,6 +53,28 @@ def test_a_backend_without_anything_to_tune_is_refused(plugin_site, experts, cap
     assert "'minisgl-core:torch' has nothing to tune" in error
     assert "backends that have: acme" in error
     assert "minisgl plugins explain moe --model MODEL" in error
+
+
+def test_the_reason_against_what_could_be_tuned_is_given(plugin_site, experts, capsys):
+    """What somebody without a GPU reads who types what the backend's README says."""
+    code = plugin_code.moe(devices=("cuda",)).replace("create=", "tune=tune, create=")
+    plugin_site.add("acme", TUNE + code)
+    assert main(["tune", "moe", "--model", str(experts), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "backends that have: acme (needs device cuda, found cpu). Name one" in error
+
+
+def test_a_configuration_is_enough(plugin_site, experts, tmp_path, capsys):
+    code = plugin_code.moe().replace("create=", "tune=tune, create=")
+    plugin_site.add("acme", TUNE + code)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(experts / "config.json", alone)
+    line = ["tune", "moe", "--model", str(alone), "--device", "cpu"]
+    assert main(line) == 0
+    assert "6 experts of 32" in capsys.readouterr().out
+    assert main([*line, "--load-format", "auto"]) == 4
+    assert "holds no weights" in capsys.readouterr().err
 
 
 def test_a_dense_model_is_refused(tmp_path, capsys):

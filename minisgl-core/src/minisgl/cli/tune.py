@@ -3,11 +3,16 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisgl.cli.bench.numbers import number, numbers
 from minisgl.cli.flags import add_settings_arguments
 from minisgl.errors import SettingsError
 from minisgl.settings import ResolvedSettings
+
+if TYPE_CHECKING:
+    from minisgl.plugins.host import PluginHost
+    from minisgl.plugins.records import BackendQuery
 
 _MOE = "search for the fastest launches of a model's experts on this GPU; needs only its config"
 
@@ -40,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
-    """Search, and print what was found and where it is."""
+    """Search, and print what was found and where it is; reads no weights unless it is told to."""
     from minisgl.bootstrap import load_host
     from minisgl.bootstrap.engine import survey
     from minisgl.bootstrap.experts import moe_context
@@ -49,7 +54,7 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     from minisgl.plugins.failure import creating
     from minisgl.plugins.selection import select_moe
 
-    settings = resolved.settings
+    settings = resolved.with_defaults({"model.load_format": "dummy"}, "tune moe").settings
     site = survey(settings, load_host(settings))
     context = moe_context(site, JitLoader(site.device))
     if context is None:
@@ -60,10 +65,9 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     chosen = select_moe(site.host, site.query, settings.moe.backend, settings.backend_options)
     tune = chosen.record.tune
     if tune is None:
-        names = [offer.record.name for offer in site.host.moe if offer.record.tune is not None]
         raise SettingsError(
             f"minisgl tune moe: backend {chosen.choice!r} has nothing to tune; "
-            f"backends that have: {', '.join(names) or 'none is installed'}. "
+            f"backends that have: {_tunable(site.host, site.query)}. "
             "Name one with --moe-backend, or see: minisgl plugins explain moe --model MODEL"
         )
     request = TuneRequest(
@@ -75,3 +79,17 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     with creating("moe", chosen.choice):
         print(tune(context, chosen.settings, request))
     return 0
+
+
+def _tunable(host: "PluginHost", query: "BackendQuery") -> str:
+    """Name the backends that can be tuned, with the reason against each that cannot run here."""
+    from minisgl.plugins.selection import explain_moe
+
+    reasons = {
+        f"{row.distribution}:{row.name}": f" ({row.reason})"
+        for row in explain_moe(host, query)
+        if row.outcome == "refused"
+    }
+    offers = [offer for offer in host.moe if offer.record.tune is not None]
+    named = [f"{offer.name}{reasons.get(offer.qualified, '')}" for offer in offers]
+    return ", ".join(named) or "none is installed"
