@@ -93,6 +93,7 @@ class TestStraight(OnCard):
 class Fp8OnCard(OnCard):
     """Against float64 of the same quantized values; what is not written is not a number."""
 
+    num_tokens: ClassVar[Sequence[int]] = (1, 64, 500)
     weights_dtype = torch.float8_e4m3fn
 
     @pytest.fixture(autouse=True)
