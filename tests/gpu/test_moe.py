@@ -201,7 +201,7 @@ def test_rows_are_quantized_to_the_bit(dtype: torch.dtype, width: int) -> None:
     rows = torch.randn(300, width, device="cuda")
     rows *= torch.exp(2 * torch.randn(300, width, device="cuda"))
     rows[:3] = torch.tensor([0.0, 1e-4, 1.0], device="cuda")[:, None]
-    rows = rows.to(dtype)
+    rows = rows.clamp(-3e4, 3e4).to(dtype)
     values, scales = quantize(rows)
     for expected, of_expected in (quantize_rows(rows), quantize_rows(rows.cpu())):
         assert torch.equal(scales.cpu(), of_expected.cpu())
@@ -228,8 +228,8 @@ def test_an_engine_records_it_and_agrees_with_the_reference(tmp_path: Path, weig
         assert all(len(one.token_ids) == 6 for one in results)
         assert all(one.logprobs is not None for one in results)
         first.append([one.logprobs[0].token.logprob for one in results if one.logprobs])
-    # Later tokens may follow another one that was about as likely.
-    assert first[0] == pytest.approx(first[1], abs=0.1)
+    # Later tokens may follow another one that was about as likely; in fp8 a rounding may be, too.
+    assert first[0] == pytest.approx(first[1], abs=0.1 if weights == "auto" else 0.25)
 
 
 @pytest.mark.parametrize("suite", [TestQwen330BA3B(), TestQwen330BA3BInFp8()])

@@ -44,6 +44,7 @@ def test_launches_in_fp8_compile_for_a_card_and_stay_in_its_registers(
     products = [one for one in compiled if one["kernel"] == "_grouped_kernel"]
     assert len(products) >= least
     assert all(one["fp8_products"] for one in products)
+    assert all(one["fits"] for one in compiled)
     assert {one["kernel"] for one in compiled} >= {
         "_few_gate_up_kernel", "_few_down_kernel", "_quantize_kernel",
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """Compiles the launches of experts for a card that is not here; a script, without interpreter.
 
-Prints one JSON object a kernel: its name, what is compiled in, and the bytes that a thread spills
-from its registers, as the assembler says.
+Prints one JSON object a kernel: its name, what is compiled in, whether its shared memory is there,
+and the bytes that a thread spills from its registers, as the assembler says.
 """
 
 import json
@@ -58,6 +58,7 @@ def print_compiled(capability: int) -> None:
             return
         seen.add(kernel.hash)
         facts = {"kernel": self.__name__, "spilled": spilled(kernel.asm["ptx"], capability)}
+        facts["fits"] = kernel.metadata.shared <= SHARED[capability]
         facts["fp8_products"] = len(re.findall(r"(?:wgmma|mma)\S*e4m3", kernel.asm["ptx"]))
         facts["constants"] = [
             value for value, one in zip(args, self.params, strict=False) if one.is_constexpr

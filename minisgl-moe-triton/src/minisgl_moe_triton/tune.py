@@ -17,7 +17,7 @@ import triton
 
 from minisgl.errors import UnsupportedBackendError
 from minisgl.models.progress import progress_bar
-from minisgl.moe import ExpertScales, MoeContext, TuneRequest, quantize_rows
+from minisgl.moe import ExpertScales, MoeContext, TuneRequest, quantize_stack
 from minisgl_moe_triton import candidates
 from minisgl_moe_triton.backend import run_launch
 from minisgl_moe_triton.configs import (
@@ -133,8 +133,8 @@ class Search:
         self._down = self._random(held, hidden, context.intermediate_size)
         self._scales: ExpertScales | None = None
         if context.weights_dtype is not None:
-            self._gate_up, of_gate_up = _quantized(self._gate_up)
-            self._down, of_down = _quantized(self._down)
+            self._gate_up, of_gate_up = quantize_stack(self._gate_up)
+            self._down, of_down = quantize_stack(self._down)
             self._scales = ExpertScales(of_gate_up, of_down)
         self._logits = torch.randn(
             _ROUTINGS, max(TOKENS), context.num_experts, device=context.device
@@ -276,12 +276,6 @@ class Search:
     def _random(self, *shape: int) -> torch.Tensor:
         out = torch.empty(shape, dtype=self._context.dtype, device=self._context.device)
         return out.normal_(std=shape[-1] ** -0.5)
-
-
-def _quantized(stack: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a stack of weights in fp8, and its scales; expert by expert, as float32 is large."""
-    parts = [quantize_rows(expert) for expert in stack]
-    return torch.stack([part for part, _ in parts]), torch.stack([scale for _, scale in parts])
 
 
 def _share(deadline: float | None, parts: int) -> float | None:

@@ -14,7 +14,7 @@ from minisgl.benchmark.timing import Call, num_copies
 from minisgl.kernel.jit import JitLoader
 from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.config import ModelConfig
-from minisgl.moe.fp8 import ExpertScales, quantize_rows
+from minisgl.moe.fp8 import ExpertScales, quantize_stack
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.plugins.host import PluginHost
 from minisgl.plugins.lazy import load_object
@@ -144,7 +144,7 @@ def moe_cases(
     ]
     scales = []
     for number in range(copies) if weights_dtype is not None else ():
-        (gate_up, of_gate_up), (down, of_down) = map(_quantized, weights[number])
+        (gate_up, of_gate_up), (down, of_down) = map(quantize_stack, weights[number])
         weights[number] = gate_up, down
         scales.append(ExpertScales(of_gate_up, of_down))
     for num in tokens:
@@ -162,9 +162,3 @@ def moe_cases(
             inputs=tuple(inputs),
             scales=tuple(scales[number % copies] for number in range(_ROUTINGS)) if scales else (),
         )
-
-
-def _quantized(stack: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a stack in fp8 and its scales; expert by expert, as float32 takes much more room."""
-    values, scales = zip(*(quantize_rows(expert) for expert in stack), strict=True)
-    return torch.stack(values), torch.stack(scales)

@@ -124,7 +124,7 @@ class Layer:
         It is quantized as it is filled, one checkpoint tensor after the other. What no piece covers
         is zero, with a scale of one.
         """
-        tensor = torch.zeros(tuple(shape), dtype=FP8, device=context.device)
+        tensor = torch.zeros(tuple(shape), dtype=torch.uint8, device=context.device).view(FP8)
         scale = torch.ones(tuple(shape[:-1]), dtype=torch.float32, device=context.device)
         self._weights[name] = Weight(tensor, tuple(pieces), "normal", context.dtype, scale)
         return tensor, scale

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minisgl.moe.exchange import DispatchedTokens, ExchangeContext, ExpertExchange
-    from minisgl.moe.fp8 import ExpertScales, dequantize_rows, quantize_rows
+    from minisgl.moe.fp8 import ExpertScales, dequantize_rows, quantize_rows, quantize_stack
     from minisgl.moe.interface import MoeBackend, MoeContext, TuneRequest
     from minisgl.moe.placement import ExpertPlacement
 
@@ -23,6 +23,7 @@ __all__ = [
     "TuneRequest",
     "dequantize_rows",
     "quantize_rows",
+    "quantize_stack",
 ]
 
 _LAZY = {
@@ -36,6 +37,7 @@ _LAZY = {
     "TuneRequest": "minisgl.moe.interface",
     "dequantize_rows": "minisgl.moe.fp8",
     "quantize_rows": "minisgl.moe.fp8",
+    "quantize_stack": "minisgl.moe.fp8",
 }
 
 

@@ -44,6 +44,17 @@ def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (rows * (largest / most).unsqueeze(-1)).to(FP8), most / largest
 
 
+def quantize_stack(stack: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``quantize_rows`` of ``[E, out, in]``, expert by expert: float32 takes much room."""
+    values = torch.empty(stack.shape, dtype=FP8, device=stack.device)
+    scales = torch.empty(stack.shape[:-1], dtype=torch.float32, device=stack.device)
+    for to, of, expert in zip(values, scales, stack, strict=True):
+        quantized, scale = quantize_rows(expert)
+        to.copy_(quantized)
+        of.copy_(scale)
+    return values, scales
+
+
 def dequantize_rows(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return ``rows`` ``[..., n]`` times ``scale`` ``[...]`` in float32."""
     return rows.float() * scale.unsqueeze(-1)

@@ -24,7 +24,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from minisgl.moe.fp8 import FP8, ExpertScales, quantize_rows
+from minisgl.moe.fp8 import FP8, ExpertScales, quantize_rows, quantize_stack
 from minisgl.moe.interface import MoeBackend, MoeContext
 
 _ALL = slice(None)
@@ -127,8 +127,8 @@ class MoeBackendContract:
         inputs.logits[:, -1] += 50
         inputs.logits[:, : size.experts - size.top_k] -= 50
         unused = slice(0, size.experts - size.top_k)
-        for weights in (inputs.gate_up, inputs.down):
-            weights[unused] = math.nan
+        for weights in (inputs.gate_up[unused], inputs.down[unused]):
+            weights.copy_(torch.full_like(weights, math.nan, dtype=torch.float32))
         if inputs.scales is not None:
             inputs.scales.gate_up[unused] = math.nan
             inputs.scales.down[unused] = math.nan
@@ -319,10 +319,8 @@ class MoeBackendContract:
 def quantized(inputs: MoeInputs, weights_dtype: torch.dtype) -> MoeInputs:
     """Return the same with quantized experts."""
     assert weights_dtype == FP8, "the one dtype that there are scales for"
-    parts = [[quantize_rows(expert) for expert in stack] for stack in (inputs.gate_up, inputs.down)]
-    (gate_up, of_gate_up), (down, of_down) = (
-        [torch.stack(ones) for ones in zip(*experts, strict=True)] for experts in parts
-    )
+    gate_up, of_gate_up = quantize_stack(inputs.gate_up)
+    down, of_down = quantize_stack(inputs.down)
     scales = ExpertScales(of_gate_up, of_down)
     return replace(inputs, gate_up=gate_up, down=down, scales=scales)
 
@@ -367,4 +365,8 @@ def _product(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | Non
     if scale is None:
         return F.linear(rows, weight.double())
     values, of_rows = quantize_rows(rows)
-    return F.linear(values.double(), weight.double()) * of_rows.double()[:, None] * scale.double()
+    return (
+        F.linear(values.float().double(), weight.float().double())
+        * of_rows.double()[:, None]
+        * scale.double()
+    )
