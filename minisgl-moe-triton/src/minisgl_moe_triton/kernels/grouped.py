@@ -6,8 +6,8 @@ first and as few as 8 of the second. Programs of one expert's tiles follow one a
 weights come from the L2 cache all but once.
 
 With weights in fp8 the rows are quantized before, and sums are multiplied with both scales.
-Hopper's tensor cores add up products of fp8 with 14 bits or so: after every ``_EXACT`` inputs such
-a sum is added to one in float32.
+Hopper's tensor cores add up products of fp8 with 14 bits or so (DeepSeek-V3's report, 3.3.2): after
+every ``_EXACT`` inputs, as there, such a sum is added to one in float32.
 """
 
 import torch
