@@ -1,7 +1,8 @@
 """Compiles the launches of experts for a card that is not here; a script, without interpreter.
 
 Prints one JSON object a kernel: its name, what is compiled in, whether its shared memory is there,
-and the bytes that a thread spills from its registers, as the assembler says.
+the bytes that a thread spills from its registers, as the assembler says, and how many instructions
+read what a product is still writing.
 """
 
 import json
@@ -42,6 +43,27 @@ def spilled(ptx: str, capability: int) -> int:
     return sum(int(found) for found in re.findall(r"(\d+) bytes spill stores", done.stderr))
 
 
+def early_reads(ptx: str) -> int:
+    """Return how many instructions use registers of Hopper's products that nobody waited for."""
+    pending: list[set[str]] = [set()]
+    early = 0
+    for commented in ptx.splitlines():
+        line = commented.partition("//")[0]
+        registers = set(re.findall(r"%[rf]\d+", line))
+        if "wgmma.mma_async" in line:
+            found = re.search(r"\{([^}]*)\}", line)
+            assert found is not None, line
+            pending[-1] |= set(re.findall(r"%[rf]\d+", found[1]))
+        elif "wgmma.commit_group" in line:
+            pending.append(set())
+        elif waited := re.search(r"wgmma.wait_group\S* (\d+)", line):
+            keep = int(waited[1]) + 1
+            pending = pending[-keep:]
+        elif any(registers & group for group in pending):
+            early += 1
+    return early
+
+
 def print_compiled(capability: int) -> None:
     """Let launches end after compiling, and say what was compiled."""
     driver.set_active(AbsentCard(capability))
@@ -60,6 +82,7 @@ def print_compiled(capability: int) -> None:
         facts = {"kernel": self.__name__, "spilled": spilled(kernel.asm["ptx"], capability)}
         facts["fits"] = kernel.metadata.shared <= SHARED[capability]
         facts["fp8_products"] = len(re.findall(r"(?:wgmma|mma)\S*e4m3", kernel.asm["ptx"]))
+        facts["early_reads"] = early_reads(kernel.asm["ptx"])
         facts["constants"] = [
             value for value, one in zip(args, self.params, strict=False) if one.is_constexpr
         ]

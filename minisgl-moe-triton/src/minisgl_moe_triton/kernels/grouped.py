@@ -7,7 +7,7 @@ weights come from the L2 cache all but once.
 
 With weights in fp8 the rows are quantized before, and sums are multiplied with both scales.
 Hopper's tensor cores add up products of fp8 with 14 bits or so (DeepSeek-V3's report, 3.3.2): after
-every ``_EXACT`` inputs, as there, such a sum is added to one in float32.
+the inputs of a tile such a sum is added to one in float32.
 """
 
 import torch
@@ -24,7 +24,6 @@ from minisgl_moe_triton.kernels.routing import Routed, Tiles
 
 _SUMMED = 1024
 
-_EXACT = tl.constexpr(128)
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -246,8 +245,9 @@ def _load_rows(ptrs, real, k, first, INPUTS: tl.constexpr, TILE_INPUTS: tl.const
 def _multiply_add(weight, x, total, SWAPPED: tl.constexpr, FP8: tl.constexpr):
     first, second = (weight, x) if SWAPPED else (x, weight)
     if FP8 and not _INTERPRETED:
-        exact: tl.constexpr = min(_EXACT, weight.shape[1])
-        return tl.dot(first, tl.trans(second), total, max_num_imprecise_acc=exact)
+        # Not by max_num_imprecise_acc: of two products in flight, gate and up, Triton 3.6 waits
+        # for the first alone before it adds up both.
+        return total + tl.dot(first, tl.trans(second))
     else:  # noqa: RET505
         return multiply_add(first, tl.trans(second), total)
 
