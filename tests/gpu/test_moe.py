@@ -24,6 +24,7 @@ from minisgl_moe_triton.kernels.routing import Routed, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
 from minisgl_moe_triton.timing import compile_in_parallel
 from minisgl_moe_triton.tune import tune
+from support.moe_products import check_products
 from support.moe_routing import ROUTERS, check_route
 from support.moe_sorting import SORTS, check_sort
 from support.tiny_models import WIDE, write_tiny_model
@@ -207,6 +208,21 @@ def test_rows_are_quantized_to_the_bit(dtype: torch.dtype, width: int) -> None:
         assert torch.equal(scales.cpu(), of_expected.cpu())
         found, right = (one.cpu().view(torch.uint8) for one in (values, expected))
         assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("size", [Sizes(128, 8, 2048, 768), Sizes(8, 2, 4096, 14336)], ids=str)
+@pytest.mark.parametrize("tokens", [6, 300, 3000])
+def test_products_in_fp8_are_added_up_exactly(size: Sizes, tokens: int) -> None:
+    """With float16 results, whose own error is small: sums of fp8 alone would be off by more."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("does not know float8_e4m3fn")
+    poison_memory()
+    for tile in (SMALL, LARGE, SMALL.model_copy(update={"inputs": 256, "stages": 2})):
+        launch = Grouped(
+            tokens=1, rows=64 if tile == LARGE else 32, gate_up=tile, down=tile,
+        )  # fmt: skip
+        check_products("cuda", torch.float16, size, tokens, launch, 2e-3)
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("weights", ["auto", "fp8"])

@@ -12,6 +12,7 @@ from minisgl.moe import MoeBackend, MoeContext
 from minisgl.testing.moe_contract import MoeBackendContract, Sizes
 from minisgl_moe_triton.backend import TritonMoeBackend
 from minisgl_moe_triton.configs import Columns, Few, Grouped, Launch, Tile
+from support.moe_products import check_products
 
 if torch.cuda.is_available():
     pytest.skip("tests/gpu/test_moe.py runs this on a card", allow_module_level=True)
@@ -139,3 +140,12 @@ class TestCopiedInFp8(Fp8InInterpreter):
             down=tile(swapped=False, outputs=64, tma=True),
         ),
     )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN)")
+@pytest.mark.parametrize("swapped", [True, False])
+def test_products_in_fp8_are_those_of_the_quantized_values(swapped: bool) -> None:
+    launch = Grouped(
+        tokens=1, rows=16, gate_up=tile(swapped=swapped), down=tile(swapped=not swapped)
+    )
+    check_products("cpu", torch.float16, Sizes(5, 3, 72, 40), 23, launch, 2e-3)

@@ -12,7 +12,7 @@ Every test compares with experts in float64, token by token, by relative norm. N
 
 With ``weights_dtype = torch.float8_e4m3fn`` the same tests run quantized experts: the reference
 then quantizes rows and rounds as ``MoeBackend`` says, and computes the rest in float64. An inner
-value between two of fp8 may be rounded to either: the fewer there are, the more a token may be off.
+value between two of fp8 may be rounded to either: one token may be off by more than all together.
 """
 
 import math
@@ -29,11 +29,17 @@ from minisgl.moe.interface import MoeBackend, MoeContext
 
 _ALL = slice(None)
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
-_OF_QUANTIZED = {torch.float32: 1e-3, torch.bfloat16: 1.5e-2, torch.float16: 1e-2}
+_OF_QUANTIZED = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 1e-2}
 _OF_ONE_VALUE = 0.5
 """What one inner value of ``n`` may change if it lies on a border of fp8, times ``n ** -0.5``.
 
 It may be rounded to either side, an eighth apart, and one value may well be several times the mean.
+"""
+_OF_LARGEST = 0.5
+"""What the largest value of an inner row may change, times the root of the dtype's epsilon.
+
+If it is rounded to the other side in the backend's dtype, the row's scale moves by as much, and all
+values that lie so near to a border of fp8 are rounded to the other side with it.
 """
 
 
@@ -309,6 +315,7 @@ class MoeBackendContract:
             together = tolerance + _OF_ONE_VALUE * (inner * len(out)) ** -0.5
             assert whole < together, f"all tokens together are off by {whole:.2e}"
             tolerance += _OF_ONE_VALUE * inner**-0.5
+            tolerance += _OF_LARGEST * torch.finfo(self.dtype).eps ** 0.5
         assert error < tolerance, f"token {int(token)} is off by {float(error):.2e}"
 
     def _top_k(self, inputs: MoeInputs) -> int:
