@@ -23,6 +23,9 @@ CARD: Final = "H200"
 
 _KERNELS_SHOWN: Final = 10
 
+_OF_ANY_RUN: Final = ("model.", "backend_options.")
+"""Settings of a run that say which model, and how a backend does what it would do anyway."""
+
 Record = Mapping[str, Any]
 
 
@@ -142,7 +145,8 @@ def _fits(record: Record, row: Mapping[str, Any]) -> bool:
     if (record["model"], record["preset"]) != (row["model"], row["preset"]):
         return False
     known = {*PRESETS[row["preset"]].settings}
-    if any(name not in known and not name.startswith("model.") for name in record["settings"]):
+    about = [name for name in record["settings"] if not name.startswith(_OF_ANY_RUN)]
+    if not known.issuperset(about):
         return False  # a run about a setting of its own
     installed = record.get("versions", {})
     if row.get("has", "python") not in installed or row.get("lacks") in installed:
