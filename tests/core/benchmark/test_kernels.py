@@ -359,6 +359,9 @@ def test_flags_of_what_only_leaves_out_are_refused(words, message, capsys):
             "cache.pool='pagde' is not installed",
         ),
         (["--device", "tpu"], "tpu"),
+        (["--attention", "--quantization", "fp8"], "--attention measures none; leave it at auto"),
+        (["--only", "ops", "--quantization", "fp8"], "--only ops measures none; leave it at auto"),
+        (["--quantization", "fp8"], "Qwen3-0.6B has none that an installed plugin runs"),
     ],
 )
 def test_what_was_typed_is_checked_before_anything_is_measured(words, message, capsys, monkeypatch):

@@ -53,8 +53,10 @@ def test_another_quantization_is_refused_with_what_there_is(experts, capsys):
 
 @pytest.mark.parametrize("implementation", ["auto", "transformers"])
 def test_a_model_without_experts_of_ours_is_refused(dense, experts, implementation):
-    model, name = (dense, "Llama") if implementation == "auto" else (experts, "Qwen3Moe")
-    with pytest.raises(SettingsError, match=rf"weights_dtype='fp8'.*{name}ForCausalLM has none"):
+    model, lack = dense, "LlamaForCausalLM has none; leave it at auto"
+    if implementation == "transformers":
+        model, lack = experts, "Qwen3MoeForCausalLM runs by transformers' own code, or a plugin's"
+    with pytest.raises(SettingsError, match=rf"weights_dtype='fp8'.*{lack}"):
         look(model, moe_weights_dtype="fp8", model_implementation=implementation)
 
 

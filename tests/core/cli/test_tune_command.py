@@ -80,7 +80,7 @@ def test_a_configuration_is_enough(plugin_site, experts, tmp_path, capsys):
 def test_a_dense_model_is_refused(tmp_path, capsys):
     model = write_tiny_model(tmp_path / "dense", "Qwen3ForCausalLM")
     assert main(["tune", "moe", "--model", str(model), "--device", "cpu"]) == 2
-    assert "has no routed experts" in capsys.readouterr().err
+    assert "Qwen3ForCausalLM has none; name a model with experts" in capsys.readouterr().err
 
 
 def test_it_names_the_model_that_is_missing(capsys):

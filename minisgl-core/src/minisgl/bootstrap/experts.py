@@ -65,12 +65,22 @@ def moe_weights_dtype(settings: Settings, config: ModelFacts) -> str | None:
     Raises:
         SettingsError: ``moe.weights_dtype`` is about experts, and the model has none.
     """
-    has_experts = _experts_of(config) is not None
-    return weights_dtype_of(settings, config.architecture, has_experts=has_experts)
+    lack = None if _experts_of(config) is not None else lack_of_experts(config)
+    return weights_dtype_of(settings, lack)
 
 
-def weights_dtype_of(settings: Settings, model: str, *, has_experts: bool) -> str | None:
-    """Return the same for a model of that name.
+def lack_of_experts(config: ModelFacts) -> str:
+    """Say why a model has no routed experts that an MoE backend could run."""
+    if isinstance(config, ModelConfig):
+        return f"{config.architecture} has none"
+    return (
+        f"{config.architecture} runs by transformers' own code, or a plugin's, which keeps what "
+        "experts there are to itself"
+    )
+
+
+def weights_dtype_of(settings: Settings, lack: str | None = None) -> str | None:
+    """Return the same where it is known that there are experts, or why there are none: ``lack``.
 
     Raises:
         SettingsError: see ``moe_weights_dtype``.
@@ -78,10 +88,9 @@ def weights_dtype_of(settings: Settings, model: str, *, has_experts: bool) -> st
     wanted = settings.moe.weights_dtype
     if wanted == AUTO:
         return None
-    if not has_experts:
+    if lack is not None:
         raise SettingsError(
-            f"moe.weights_dtype={wanted!r} is about routed experts: {model} has none, or runs by "
-            "transformers' own code; leave it at auto"
+            f"moe.weights_dtype={wanted!r} is about routed experts: {lack}; leave it at auto"
         )
     return WEIGHTS_DTYPES[wanted]
 

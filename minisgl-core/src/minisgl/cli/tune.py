@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     """Search, and print what was found and where it is; reads no weights unless it is told to."""
     from minisgl.bootstrap import load_host
     from minisgl.bootstrap.engine import survey
-    from minisgl.bootstrap.experts import moe_context
+    from minisgl.bootstrap.experts import lack_of_experts, moe_context
     from minisgl.kernel.jit import JitLoader
     from minisgl.moe import TuneRequest
     from minisgl.plugins.failure import creating
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     context = moe_context(site, JitLoader(site.device))
     if context is None:
         raise SettingsError(
-            f"minisgl tune moe: {site.checkpoint.architectures[0]} has no routed experts, or runs "
-            "by transformers' own code; name a model with experts"
+            f"minisgl tune moe is about routed experts: {lack_of_experts(site.config)}; name a "
+            "model with experts, and an installed plugin that runs it"
         )
     chosen = select_moe(site.host, site.query, settings.moe.backend, settings.backend_options)
     tune = chosen.record.tune

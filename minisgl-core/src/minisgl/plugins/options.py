@@ -45,7 +45,8 @@ def validate_backend_options(host: PluginHost, options: Options) -> None:
 
     Raises:
         SettingsError: a backend that nobody offers, a bare name that two distributions offer for
-            one purpose, an option that its backend does not have, or a value that is not allowed.
+            one purpose, two keys for one backend, an option that its backend does not have, or a
+            value that is not allowed.
     """
     for key, values in options.items():
         offers = [offer for offer in _offers(host) if _means(key, offer)]
@@ -59,8 +60,9 @@ def validate_backend_options(host: PluginHost, options: Options) -> None:
                     f"Unknown option 'backend_options.{key}.{name}'."
                     f" {key} has: {', '.join(sorted(known)) or 'none'}.{nearest(name, known)}"
                 )
-        for offer in offers:
-            settings_of(host, offer, {key: values})
+    for offer in _offers(host):
+        if any(_means(key, offer) for key in options):
+            settings_of(host, offer, options)
 
 
 def _refuse_rivals(host: PluginHost, key: str) -> None:

@@ -75,9 +75,12 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     _check_only(args)
     if args.read is not None:
         return attention.show_file(args.read, args.picture)
+    from minisgl.bootstrap.experts import weights_dtype_of
+
     settings = resolved.settings
     host, device, dtype = _load(settings)
     if args.attention:
+        weights_dtype_of(settings, "--attention measures none")
         chosen = attention.choose(args, settings, host, device, dtype)
         target, environment = _measure(args, settings, device, dtype)
         return attention.run_grid(
@@ -171,7 +174,7 @@ def _experts(
     from minisgl.bootstrap.experts import weights_dtype_of
 
     if args.only not in (None, "moe"):
-        weights_dtype_of(resolved.settings, f"--only {args.only}", has_experts=False)
+        weights_dtype_of(resolved.settings, f"--only {args.only} measures none")
         return None
     experts = moe_shape(reference, host)
     if experts is None and args.only == "moe":
@@ -179,7 +182,8 @@ def _experts(
             f"--only moe: {reference} has no routed experts that an installed plugin runs; name a "
             "model that has, such as --model Qwen3-30B-A3B"
         )
-    weights_dtype_of(resolved.settings, reference, has_experts=experts is not None)
+    lack = f"{reference} has none that an installed plugin runs" if experts is None else None
+    weights_dtype_of(resolved.settings, lack)
     return experts
 
 
@@ -200,7 +204,7 @@ def _moe(
     query = replace(
         shape.query(target.device, target.dtype),
         num_experts=experts.num_experts,
-        moe_weights_dtype=weights_dtype_of(resolved.settings, shape.name, has_experts=True),
+        moe_weights_dtype=weights_dtype_of(resolved.settings),
     )
     options = resolved.settings.backend_options
     return _printed(
