@@ -115,6 +115,22 @@ def test_explain_says_why_the_backends_that_are_named_cannot_run(plugin_site, si
         assert json.loads(named)["problem"] is None
 
 
+def test_explain_says_why_the_moe_backend_that_is_named_cannot_run(plugin_site, site, run, models):
+    plugin_site.add("acme-moe", plugin_code.moe("onward", devices=("cuda",)))
+    line = ["explain", "moe", "--model", models["Qwen3MoeForCausalLM"], "--device", "cpu"]
+    problem = "moe.backend='onward' cannot run here: needs device cuda, found cpu. Usable: "
+    assert problem in run(*line, "--moe-backend", "onward").out
+    named = run(*line, "--moe-backend", "onward", "--json").out
+    assert json.loads(named)["problem"].startswith(problem)
+    assert "cannot run here" not in run(*line, "--moe-backend", "torch").out
+    spread = ["--tp", "2", "--ep", "2", "--moe-exchange"]
+    assert "cannot run here" not in run(*line, *spread, "all-to-all").out
+    assert "moe.exchange='all' is not installed" in run(*line, *spread, "all", code=3).err
+    dense = ["explain", "moe", "--model", models["Qwen3ForCausalLM"], "--device", "cpu"]
+    for arguments in (line, dense):
+        assert "Nearest: 'torch'" in run(*arguments, "--moe-backend", "trch", code=3).err
+
+
 def test_explain_for_a_gpu_that_is_not_here(site, run, models):
     arguments = ["explain", "attention", "--model", models["Qwen3ForCausalLM"], "--json"]
     arguments += ["--device", "cuda", "--dtype", "bfloat16", "--compute-capability"]
@@ -155,8 +171,8 @@ def test_explain_experts_that_cannot_be_spread_as_serve_would(site, run, models)
 
 
 def test_a_flag_of_other_commands_is_not_its_own_nearest_one(site, run):
-    error = run("explain", "moe", "--moe-backend", "torch", code=2).err
-    assert "Unknown argument '--moe-backend'. It is a flag of other commands" in error
+    error = run("explain", "moe", "--num-pages", "5", code=2).err
+    assert "Unknown argument '--num-pages'. It is a flag of other commands" in error
     assert "Nearest" not in error
 
 

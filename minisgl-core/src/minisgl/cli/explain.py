@@ -1,6 +1,7 @@
 """``minisgl plugins explain``: what ``auto`` would choose for a model, and why not the others.
 
-If the settings name attention backends that cannot run, or that cannot be a pair, it says so too.
+If the settings name backends that cannot run, or attention backends that cannot be a pair, it says
+so too.
 """
 
 import argparse
@@ -23,7 +24,9 @@ from minisgl.plugins.selection import (
     explain_moe,
     explain_ops,
     select_attention,
+    select_exchange,
     select_kv_pool,
+    select_moe,
 )
 from minisgl.settings import Settings
 
@@ -33,7 +36,7 @@ def explain(args: argparse.Namespace, settings: Settings, host: PluginHost) -> i
     query, model = _query(settings, host, args.compute_capability)
     measured = _measurements(settings, query) if args.kind == "attention" else None
     table = model.table if args.kind == "model" else _decide(args.kind, host, query, measured)
-    problem = _problem(settings, host, query) if args.kind == "attention" else None
+    problem = _problem(args.kind, settings, host, query)
     if args.json:
         decisions = [asdict(row) for row in table]
         answer = {"query": asdict(query), "decisions": decisions, "problem": problem}
@@ -86,12 +89,18 @@ def _decide(
     return explain_ops(host, query, [entry.name for entry in fields(OpTable)])
 
 
-def _problem(settings: Settings, host: PluginHost, query: BackendQuery) -> str | None:
-    """Return why the attention backends that the settings name cannot run, if they cannot."""
-    if settings.attention.backend == AUTO:
-        return None  # which the table is about
+def _problem(kind: str, settings: Settings, host: PluginHost, query: BackendQuery) -> str | None:
+    """Return why the backends of that kind that the settings name cannot run, if they cannot."""
+    options, moe = settings.backend_options, settings.moe
     try:
-        select_attention(host, query, settings.attention.backend, settings.backend_options)
+        if kind == "attention" and settings.attention.backend != AUTO:  # the table is about auto
+            select_attention(host, query, settings.attention.backend, options)
+        if kind == "moe" and not query.num_experts and moe.backend != AUTO:
+            host.moe.get(moe.backend)  # nothing runs it, but a typo must show, as at a start
+        if kind == "moe" and query.num_experts:
+            select_moe(host, query, moe.backend, options)
+            if query.expert_parallel_size > 1:
+                select_exchange(host, query, moe.exchange, options)
     except UnsupportedBackendError as error:
         return str(error)
     return None

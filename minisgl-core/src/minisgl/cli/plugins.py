@@ -24,7 +24,7 @@ _QUERY = (
     ),
     *("attention.backend", "attention.measurements", "cache.page_size", "cache.pool"),
     *("scheduler.max_running_requests", "parallel.tensor_parallel_size"),
-    *("parallel.expert_parallel_size", "moe.weights_dtype"),
+    *("parallel.expert_parallel_size", "moe.backend", "moe.exchange", "moe.weights_dtype"),
 )
 _KINDS = ("model", "attention", "moe", "ops")
 
