@@ -1,12 +1,16 @@
 """Which launch belongs to a number of tokens: tuned files, and the rule of thumb."""
 
+import errno
+import json
 import logging
 import re
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from minisgl.errors import SettingsError
 from minisgl.moe import MoeContext
@@ -37,6 +41,11 @@ FILE = TunedFile(
         Grouped(tokens=512, rows=64, gate_up=TILE, down=TILE),
     ),
 )
+
+CONTEXT = MoeContext(
+    device=torch.device("cpu"), dtype=torch.float16, num_experts=4, top_k=2, hidden_size=64,
+    intermediate_size=64, activation="silu", max_num_tokens=4,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -73,11 +82,64 @@ def test_the_users_folder_is_below_the_configuration(monkeypatch, tmp_path):
     assert tmp_path in user_folder().parents
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"launches": []}', '{"launches": [{"kind": "new"}]}'])
-def test_a_file_that_is_none_is_named_with_the_way_out(tmp_path, text):
-    (tmp_path / KEY.file_name).write_text(text)
-    with pytest.raises(SettingsError, match=r"experts-8.*minisgl tune moe"):
+@pytest.mark.parametrize(
+    ("contents", "fault"),
+    [
+        (b"", "Invalid JSON"),
+        (b"\xff\xfe\x00", "Invalid JSON"),
+        (b"{}", "launches="),
+        (b'{"launches": []}', r"launches=\[\]"),
+        (b'{"launches": [{"kind": "new"}]}', "launches.0={'kind': 'new'}"),
+    ],
+)
+def test_a_file_that_is_none_is_named_with_the_way_out(tmp_path, contents, fault):
+    (tmp_path / KEY.file_name).write_bytes(contents)
+    with pytest.raises(SettingsError, match=rf"experts-8.*{fault}.*minisgl tune moe"):
         find_tuned(KEY, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["rows", "gate_up.outputs", "down.inputs"])
+def test_sides_that_triton_does_not_know_are_named_with_their_value(tmp_path, place):
+    values = json.loads(FILE.model_dump_json())
+    part, launch = values["launches"][1], "launches.1.grouped"
+    *way, last = place.split(".")
+    for name in way:
+        part = part[name]
+    part[last] = 48
+    (tmp_path / KEY.file_name).write_text(json.dumps(values))
+    with pytest.raises(SettingsError, match=rf"{launch}.{place}=48: .*must be a power of 2"):
+        find_tuned(KEY, tmp_path)
+
+
+def test_what_cannot_be_read_is_no_missing_file(tmp_path):
+    (tmp_path / KEY.file_name).mkdir()
+    with pytest.raises(SettingsError, match=r"experts-8.* cannot be read: Is a directory. Delete"):
+        find_tuned(KEY, tmp_path)
+
+
+def test_a_file_behind_a_link_is_written_and_the_link_stays(tmp_path):
+    (tmp_path / "far").mkdir()
+    link = tmp_path / KEY.file_name
+    link.symlink_to("far/real.json")
+    write_tuned(KEY, FILE, tmp_path)
+    assert link.is_symlink()
+    assert find_tuned(KEY, tmp_path) == FILE
+    assert [one.name for one in (tmp_path / "far").iterdir()] == ["real.json"]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    write_tuned(KEY, FILE, tmp_path)
+
+    def full(path, text, **how):
+        with path.open("w") as out:
+            out.write(text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_tuned(KEY, FILE, tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == [KEY.file_name]
+    assert find_tuned(KEY, tmp_path) == FILE
 
 
 @pytest.mark.parametrize("shared", [48 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
@@ -137,16 +199,56 @@ def test_without_a_file_a_warning_names_the_command(tmp_path, caplog):
     from minisgl_moe_triton import create
     from minisgl_moe_triton.settings import TritonMoeSettings
 
-    context = MoeContext(
-        device=torch.device("cpu"), dtype=torch.float16, num_experts=4, top_k=2, hidden_size=64,
-        intermediate_size=64, activation="silu", max_num_tokens=4,
-    )  # fmt: skip
     settings = TritonMoeSettings(tuned_folder=tmp_path)
     with caplog.at_level(logging.WARNING):
-        create.create_backend(context, settings)
+        create.create_backend(CONTEXT, settings)
     (record,) = caplog.records
     assert "minisgl tune moe --model" in record.getMessage()
     caplog.clear()
-    write_tuned(create.key_of(context), FILE, tmp_path)
-    create.create_backend(context, settings)
+    write_tuned(create.key_of(CONTEXT), FILE, tmp_path)
+    create.create_backend(CONTEXT, settings)
     assert not caplog.records
+
+
+def test_a_folder_that_is_not_there_is_named_by_a_warning(tmp_path, caplog):
+    pytest.importorskip("triton")
+    from minisgl_moe_triton import create
+    from minisgl_moe_triton.settings import TritonMoeSettings
+
+    with caplog.at_level(logging.WARNING):
+        create.create_backend(CONTEXT, TritonMoeSettings(tuned_folder=tmp_path / "tunde"))
+    first, second = caplog.records
+    assert "tuned_folder=" in first.getMessage()
+    assert "tunde' is no folder that is there" in first.getMessage()
+    assert "minisgl tune moe --model" in second.getMessage()
+
+
+def test_tuned_launches_that_cannot_run_name_their_file(tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    from triton.runtime.errors import OutOfResources
+
+    from minisgl_moe_triton import create
+    from minisgl_moe_triton.settings import TritonMoeSettings
+
+    def too_large(*_):
+        raise OutOfResources(300_000, 232_448, "shared memory")
+
+    monkeypatch.setattr(create, "compile_launches", too_large)
+    key = create.key_of(CONTEXT)
+    write_tuned(key, FILE, tmp_path)
+    settings = TritonMoeSettings(tuned_folder=tmp_path)
+    with pytest.raises(SettingsError, match=r"experts-4.*shared memory.*Delete it, if") as info:
+        create.create_backend(CONTEXT, settings)
+    assert str(tmp_path) in str(info.value)
+    (tmp_path / key.file_name).unlink()
+    with pytest.raises(OutOfResources):  # the rule of thumb's: no file is at fault
+        create.create_backend(CONTEXT, settings)
+
+
+def test_the_home_folder_may_be_written_as_in_a_shell(monkeypatch):
+    from minisgl_moe_triton.settings import TritonMoeSettings
+
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert TritonMoeSettings(tuned_folder="~/tuned").tuned_folder == Path("/home/someone/tuned")
+    with pytest.raises(ValidationError, match="names a home folder that is not known"):
+        TritonMoeSettings(tuned_folder="~nobody-of-that-name/tuned")

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from minisgl.errors import UnsupportedBackendError
+from minisgl.errors import SettingsError, UnsupportedBackendError
 from minisgl.moe import MoeContext, TuneRequest
 from minisgl_moe_triton import candidates, tune
 from minisgl_moe_triton.configs import Columns, Few, Grouped, Tile, find_tuned, user_folder
@@ -125,11 +125,15 @@ def test_nothing_that_fits_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("timed")
-def test_other_numbers_of_tokens_stay_and_a_broken_file_is_replaced(tmp_path: Path) -> None:
+def test_other_numbers_of_tokens_stay_and_a_broken_file_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / key_of(CONTEXT).file_name
-    file.write_text("no JSON")
+    file.write_bytes(b"no JSON\xff")
     for tokens in ((16, 1), (4,), (16,)):
         tune.tune(CONTEXT, DEFAULTS, TuneRequest(tokens=tokens, folder=tmp_path, progress=False))
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert warning.startswith(f"What is there is replaced: '{file}' is no file of tuned")
     found = find_tuned(key_of(CONTEXT), tmp_path)
     assert found is not None
     assert [launch.tokens for launch in found.launches] == [1, 4, 16]
@@ -173,6 +177,20 @@ def test_a_folder_that_is_asked_for_comes_before_that_of_the_settings(
     assert f"type: --set backend_options.triton.tuned_folder={user_folder()}" in text
     assert find_tuned(key_of(CONTEXT), user_folder()) is not None
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("named", ["--folder", "backend_options.triton.tuned_folder", "default"])
+def test_a_folder_that_cannot_be_written_to_is_said_before_the_search(
+    timed: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(taken))
+    settings = TritonMoeSettings(tuned_folder=taken if named.endswith("tuned_folder") else None)
+    request = TuneRequest(tokens=(1,), folder=taken if named == "--folder" else None)
+    with pytest.raises(SettingsError, match=rf"{named}.*taken.*cannot be written to: .*--folder"):
+        tune.tune(CONTEXT, settings, request)
+    assert not timed
 
 
 def test_it_needs_a_gpu(tmp_path: Path) -> None:

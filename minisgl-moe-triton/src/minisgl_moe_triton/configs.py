@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from minisgl.errors import SettingsError
 
@@ -24,9 +25,21 @@ _FEW_OF: Final = 4
 
 _LEAST_ROWS, _MOST_ROWS = 16, 128
 
+_ANEW: Final = "Delete it, or write it anew with: minisgl tune moe --model MODEL"
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _power_of_2(number: int) -> int:
+    if number & (number - 1):
+        raise ValueError("must be a power of 2")
+    return number
+
+
+Side = Annotated[int, AfterValidator(_power_of_2)]
+"""Of a tile: Triton knows no others."""
 
 
 class Tile(_Model):
@@ -41,8 +54,8 @@ class Tile(_Model):
         tma: weights, and sorted rows, are copied by the tensor memory accelerator (9.0).
     """
 
-    outputs: int = Field(ge=16)
-    inputs: int = Field(ge=16)
+    outputs: Side = Field(ge=16)
+    inputs: Side = Field(ge=16)
     group: int = Field(ge=1)
     stages: int = Field(ge=1)
     warps: Literal[1, 2, 4, 8, 16]
@@ -53,8 +66,8 @@ class Tile(_Model):
 class Columns(_Model):
     """How a product for few tokens is cut: outputs of a program, inputs at once, warps."""
 
-    outputs: int = Field(ge=1)
-    inputs: int = Field(ge=1)
+    outputs: Side = Field(ge=1)
+    inputs: Side = Field(ge=1)
     warps: Literal[1, 2, 4, 8, 16]
 
 
@@ -72,7 +85,7 @@ class Grouped(_Model):
 
     kind: Literal["grouped"] = "grouped"
     tokens: int = Field(ge=1)
-    rows: int = Field(ge=16)
+    rows: Side = Field(ge=16)
     gate_up: Tile
     down: Tile
 
@@ -139,33 +152,64 @@ def find_tuned(key: Key, folder: Path | None = None) -> TunedFile | None:
         folder: the user's files; by default ``user_folder()``.
 
     Raises:
-        SettingsError: a file that is no tuned file.
+        SettingsError: a file that is no tuned file, or that cannot be read.
     """
-    own = (folder or user_folder()) / key.file_name
-    if own.is_file():
-        return _parse(own.read_text(encoding="utf-8"), str(own))
+    own = read_own(key, folder or user_folder())
+    if own is not None:
+        return own
     shipped = resources.files("minisgl_moe_triton").joinpath("tuned", key.file_name)
-    if shipped.is_file():
-        return _parse(shipped.read_text(encoding="utf-8"), str(shipped))
-    return None
+    return _parse(shipped.read_bytes(), str(shipped)) if shipped.is_file() else None
 
 
-def read_own(key: Key, folder: Path) -> tuple[Launch, ...]:
-    """Return the launches of the file in ``folder``, none if there is none that can be read."""
+def read_own(key: Key, folder: Path) -> TunedFile | None:
+    """Return the file for ``key`` in ``folder``, ``None`` if there is none.
+
+    Raises:
+        SettingsError: as ``find_tuned``.
+    """
+    file = folder / key.file_name
     try:
-        return _parse((folder / key.file_name).read_text(encoding="utf-8"), "").launches
-    except (OSError, SettingsError):
-        return ()
+        contents = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SettingsError(
+            f"tuned MoE launches in {str(file)!r} cannot be read: {error.strerror}. {_ANEW}"
+        ) from error
+    return _parse(contents, str(file))
+
+
+def check_folder(folder: Path, setting: str) -> None:
+    """Make the folder and try to write there, before a search whose results would be lost.
+
+    Raises:
+        SettingsError: it cannot be made or written to; names the setting and the folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"{setting} {str(folder)!r} cannot be written to: {error.strerror}. Name another "
+            "folder with --folder"
+        ) from error
 
 
 def write_tuned(key: Key, tuned: TunedFile, folder: Path) -> Path:
-    """Write ``tuned`` for ``key`` into ``folder`` and return the file."""
+    """Write ``tuned`` for ``key`` into ``folder`` and return the file.
+
+    It is written beside its place and renamed: a start may read it meanwhile.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / key.file_name
     text = json.dumps(tuned.model_dump(), indent=1)
-    partial = file.with_suffix(".partial")
-    partial.write_text(f"{text}\n", encoding="utf-8")
-    partial.replace(file)
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    try:
+        partial.write_text(f"{text}\n", encoding="utf-8")
+        partial.replace(file.resolve())  # what a link leads to is replaced, not the link
+    finally:
+        partial.unlink(missing_ok=True)
     return file
 
 
@@ -240,13 +284,15 @@ def _fitting(tile: Tile, rows: int, shared: int, *, gated: bool, item: int) -> T
     return tile
 
 
-def _parse(text: str, name: str) -> TunedFile:
+def _parse(contents: bytes, name: str) -> TunedFile:
     try:
-        tuned = TunedFile.model_validate_json(text)
+        tuned = TunedFile.model_validate_json(contents)
     except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        what = f"{place}={fault['input']!r:.60}: {fault['msg']}" if place else fault["msg"]
         raise SettingsError(
-            f"{name!r} is no file of tuned MoE launches: {error.errors()[0]['msg']}. "
-            "Delete it, or write it anew with: minisgl tune moe --model MODEL"
+            f"{name!r} is no file of tuned MoE launches: {what}. {_ANEW}"
         ) from error
     ascending = sorted(tuned.launches, key=lambda launch: launch.tokens)
     return tuned.model_copy(update={"launches": tuple(ascending)})

@@ -5,10 +5,19 @@ from collections.abc import Sequence
 
 import torch
 import triton
+from triton.errors import TritonError
 
+from minisgl.errors import SettingsError
 from minisgl.moe import ExpertScales, MoeContext
 from minisgl_moe_triton.backend import TritonMoeBackend, run_launch
-from minisgl_moe_triton.configs import Grouped, Key, Launch, find_tuned, rule_of_thumb
+from minisgl_moe_triton.configs import (
+    Grouped,
+    Key,
+    Launch,
+    find_tuned,
+    rule_of_thumb,
+    user_folder,
+)
 from minisgl_moe_triton.kernels.routing import SORT_SIZES, Routed, route, sort_by_expert
 from minisgl_moe_triton.settings import TritonMoeSettings
 
@@ -19,10 +28,15 @@ def create_backend(context: MoeContext, settings: TritonMoeSettings) -> TritonMo
     """Return the backend with tuned launches, or with a warning and a rule of thumb.
 
     Raises:
-        SettingsError: a tuned file that is none.
+        SettingsError: a tuned file that is none, or whose launches cannot run here.
     """
-    key = key_of(context)
-    tuned = find_tuned(key, settings.tuned_folder)
+    key, folder = key_of(context), settings.tuned_folder
+    if folder is not None and not folder.is_dir():
+        logger.warning(
+            "backend_options.triton.tuned_folder=%r is no folder that is there: no tuned MoE "
+            "launches come from it", str(folder),
+        )  # fmt: skip
+    tuned = find_tuned(key, folder)
     if tuned is None:
         logger.warning(
             "No tuned MoE launches for %d experts of %d inner and %d hidden elements in %s on %s "
@@ -33,7 +47,16 @@ def create_backend(context: MoeContext, settings: TritonMoeSettings) -> TritonMo
         launches = rule_of_thumb(key, context.top_k, shared_memory(context.device))
     else:
         launches = tuned.launches
-    compile_launches(context, launches)
+    try:
+        compile_launches(context, launches)
+    except TritonError as error:
+        if tuned is None:
+            raise
+        raise SettingsError(
+            f"tuned MoE launches of {key.file_name} cannot run here ({error}). Delete it, if it "
+            f"lies in {str(folder or user_folder())!r}, or write it there: minisgl tune moe "
+            "--model MODEL"
+        ) from error
     return TritonMoeBackend(context, launches)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import torch
 import triton
 
-from minisgl.errors import UnsupportedBackendError
+from minisgl.errors import SettingsError, UnsupportedBackendError
 from minisgl.models.progress import progress_bar
 from minisgl.moe import ExpertScales, MoeContext, TuneRequest, quantize_stack
 from minisgl_moe_triton import candidates
@@ -29,6 +29,7 @@ from minisgl_moe_triton.configs import (
     Launch,
     Tile,
     TunedFile,
+    check_folder,
     read_own,
     user_folder,
     write_tuned,
@@ -49,6 +50,8 @@ Call = Callable[[], object]
 _ROUTINGS: Final = 6
 """Launches differ in their routing, so that the L2 cache does not hold an expert's weights."""
 
+_OPTION: Final = "backend_options.triton.tuned_folder"
+
 _BATCH: Final = 32
 """Candidates that are compiled together before they are timed."""
 
@@ -61,6 +64,7 @@ def tune(context: MoeContext, settings: TritonMoeSettings, request: TuneRequest)
 
     Raises:
         UnsupportedBackendError: the device is no GPU.
+        SettingsError: the folder cannot be written to.
     """
     require_gpu(context)
     began = time.monotonic()
@@ -68,7 +72,8 @@ def tune(context: MoeContext, settings: TritonMoeSettings, request: TuneRequest)
     deadline = None if request.time_limit_s is None else began + request.time_limit_s
     used = settings.tuned_folder or user_folder()
     key, folder = key_of(context), request.folder or used
-    launches = {launch.tokens: launch for launch in read_own(key, folder)}
+    check_folder(folder, _named_by(settings, request))
+    launches = _earlier(key, folder)
     lines: list[str] = []
     with torch.inference_mode(), progress_bar(show=request.progress, unit="launch") as bar:
         search = Search(context, bar.update)
@@ -90,8 +95,24 @@ def tune(context: MoeContext, settings: TritonMoeSettings, request: TuneRequest)
     )
 
 
+def _named_by(settings: TritonMoeSettings, request: TuneRequest) -> str:
+    if request.folder is not None:
+        return "--folder"
+    return "the default folder" if settings.tuned_folder is None else _OPTION
+
+
+def _earlier(key: Key, folder: Path) -> dict[int, Launch]:
+    """Return the launches that are there, by number of tokens; what is none is replaced."""
+    try:
+        found = read_own(key, folder)
+    except SettingsError as error:
+        logger.warning("What is there is replaced: %s", error)
+        return {}
+    return {} if found is None else {launch.tokens: launch for launch in found.launches}
+
+
 def _how_used(folder: Path, settings: TritonMoeSettings) -> str:
-    option, configured = "backend_options.triton.tuned_folder", settings.tuned_folder
+    option, configured = _OPTION, settings.tuned_folder
     if configured is None and folder.absolute() == user_folder().absolute():
         return f"it is used from now on, unless {option} names another folder"
     if configured is not None and folder.absolute() == configured.absolute():

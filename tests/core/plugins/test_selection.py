@@ -395,6 +395,13 @@ def test_options_that_are_wrong_even_of_a_backend_that_is_not_chosen(plugin_site
     assert message in str(caught.value)
 
 
+def test_an_option_that_is_a_path_says_so(plugin_site):
+    code = plugin_code.attention().replace("width: int = 3", "width: 'pathlib.Path' = None")
+    plugin_site.add("acme-attn", f"import pathlib\n{code}")
+    with pytest.raises(SettingsError, match=r"backend_options\.acme\.width=3 must be a path\.$"):
+        select_attention(plugin_site.load(), query(), "torch", {"acme": {"width": 3}})
+
+
 def test_options_under_a_name_that_two_distributions_offer(plugin_site):
     plugin_site.add("acme-a", plugin_code.attention())
     plugin_site.add("acme-b", plugin_code.attention())

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
         time_limit_s=args.time_limit,
         progress=sys.stderr.isatty(),
     )
-    with creating("moe", chosen.choice):
+    with creating("moe", chosen.choice, done="tuned"):
         print(tune(context, chosen.settings, request))
     return 0
 

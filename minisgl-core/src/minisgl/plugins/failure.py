@@ -46,12 +46,13 @@ class LoadError(Exception):
 
 
 @contextmanager
-def creating(kind: str, name: str) -> Iterator[None]:
+def creating(kind: str, name: str, *, done: str = "created") -> Iterator[None]:
     """Let what a plugin raises while its backend is created say whose it is.
 
     Args:
         kind: of backend, such as ``attention``.
         name: of the backend, qualified.
+        done: what is done to it, if it is something else.
 
     Raises:
         UnsupportedBackendError: something of the plugin's own was raised.
@@ -63,7 +64,7 @@ def creating(kind: str, name: str) -> Iterator[None]:
         if isinstance(error, MinisglError) or type(error).__name__ == "OutOfMemoryError":
             raise
         raise UnsupportedBackendError(
-            f"{kind} backend {name!r} was chosen and cannot be created: {describe_error(error)}. "
+            f"{kind} backend {name!r} was chosen and cannot be {done}: {describe_error(error)}. "
             "Choose another one, or leave its plugin out: --disable-plugin DISTRIBUTION"
         ) from error
 

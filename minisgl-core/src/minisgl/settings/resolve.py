@@ -150,6 +150,8 @@ def _requirement(fault: Any) -> str:
     message: str = fault["msg"]
     message = message.removeprefix("Value error, ")
     message = re.sub(r"^\w+ should ", "must ", message)
+    if fault["type"] == "path_type":
+        message = "must be a path"
     if fault["type"] == "literal_error":
         allowed = fault["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         return f"{message}.{nearest(str(fault['input']), allowed)}"
