@@ -33,7 +33,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Let a launch take as long as it has outputs, 8 warps never fit; returns what was timed."""
     options: list[object] = []
 
-    def seconds(calls: Sequence[partial[object]]) -> float:
+    def seconds(calls: Sequence[partial[object]], least: float = 0.0) -> float:
+        del least
         what = next(one for one in calls[0].args if isinstance(one, Tile | Columns | Few | Grouped))
         options.append(what)
         if isinstance(what, Few | Grouped):
@@ -68,7 +69,7 @@ def test_the_fastest_launch_that_fits_is_kept(timed: list[object], tmp_path: Pat
     for product, places in ((few.gate_up, 2), (few.down, 2)):
         assert product in quickest(candidates.columns(64, places))
     for tile, gated in ((grouped.gate_up, True), (grouped.down, False)):
-        tried = quickest(candidates.tiles(grouped.rows, tile.group, SHARED, gated=gated))
+        tried = quickest(candidates.tiles(grouped.rows, tile.group, SHARED, gated=gated, tma=True))
         assert tile in tried
     assert f"to use it, type: --set backend_options.triton.tuned_folder={tmp_path}" in text
     assert "not sorted" in text
@@ -84,6 +85,49 @@ def test_a_time_limit_ends_it_with_what_was_found(
     found = find_tuned(key_of(CONTEXT), tmp_path)
     assert found is not None
     assert [launch.tokens for launch in found.launches] == [1]
+
+
+def test_the_fastest_tiles_that_copy_weights_are_tried_without(
+    timed: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = tune.time_on_gpu
+
+    def quicker_without(calls: Sequence[partial[object]], least: float = 0.0) -> float:
+        took = seconds(calls, least)
+        what = timed[-1]
+        return took - 0.5 if isinstance(what, Tile) and not what.tma else took
+
+    monkeypatch.setattr(tune, "time_on_gpu", quicker_without)
+    tune.tune(CONTEXT, DEFAULTS, TuneRequest(tokens=(16,), folder=tmp_path, progress=False))
+    found = find_tuned(key_of(CONTEXT), tmp_path)
+    assert found is not None
+    (launch,) = found.launches
+    assert isinstance(launch, Grouped)
+    assert not launch.gate_up.tma
+    assert not launch.down.tma
+    tiles = [one for one in timed if isinstance(one, Tile)]
+    assert sum(not one.tma for one in tiles) <= len(tiles) / 2
+
+
+@pytest.mark.usefixtures("timed")
+def test_where_nothing_copies_weights_all_tiles_are_tried_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+
+    def usable(calls: Sequence[Callable[[], object]]) -> list[bool]:
+        options = [call.args[0] for call in calls]  # type: ignore[attr-defined]
+        tried.extend(options)
+        return [not getattr(option, "tma", False) for option in options]
+
+    monkeypatch.setattr(tune, "compile_in_parallel", usable)
+    tune.tune(CONTEXT, DEFAULTS, TuneRequest(tokens=(16,), folder=tmp_path, progress=False))
+    without = {
+        one.model_copy(update={"tma": True})
+        for one in tried
+        if isinstance(one, Tile) and not one.tma
+    }
+    assert without >= {one for one in tried if isinstance(one, Tile) and one.tma}
 
 
 @pytest.mark.usefixtures("timed")
@@ -111,7 +155,7 @@ def test_experts_in_fp8_are_tuned_in_tiles_of_theirs(timed: list[object], tmp_pa
     assert find_tuned(key_of(CONTEXT), tmp_path) is None
     grouped = found.launches[1]
     assert isinstance(grouped, Grouped)
-    tried = quickest(candidates.tiles(grouped.rows, 8, SHARED, gated=False, item=1))
+    tried = quickest(candidates.tiles(grouped.rows, 8, SHARED, gated=False, tma=True, item=1))
     assert grouped.down.model_copy(update={"group": 8}) in tried
     tiles = [one for one in timed if isinstance(one, Tile)]
     assert min(one.inputs for one in tiles) >= 64, "128 bytes of a row, seldom fewer"
@@ -202,7 +246,7 @@ def test_it_needs_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_candidates_fit_and_differ(rows: int, gated: bool, item: int) -> None:
-    tiles = list(candidates.tiles(rows, 1, SHARED, gated=gated, item=item))
+    tiles = list(candidates.tiles(rows, 1, SHARED, gated=gated, tma=True, item=item))
     assert len(set(tiles)) == len(tiles) >= 10
     for tile in tiles:
         used = tile.stages * tile.inputs * (tile.outputs * (1 + gated) + rows) * item

@@ -44,7 +44,9 @@ def tile_rows(mean: float) -> list[int]:
     return [fitting, *others]
 
 
-def tiles(rows: int, group: int, shared: int, *, gated: bool, item: int = 2) -> Iterator[Tile]:
+def tiles(
+    rows: int, group: int, shared: int, *, gated: bool, tma: bool, item: int = 2
+) -> Iterator[Tile]:
     """Yield how to cut a product.
 
     Args:
@@ -52,12 +54,13 @@ def tiles(rows: int, group: int, shared: int, *, gated: bool, item: int = 2) -> 
         group: tiles that are done before the next outputs.
         shared: bytes of shared memory that a program of the device can have.
         gated: two products at once.
+        tma: weights are copied by the tensor memory accelerator.
         item: bytes of a weight.
     """
     shapes, orders = (
         (_FOR_FEW_ROWS, (True, False)) if rows < 64 else (_FOR_MANY_ROWS, (False, True))
     )
-    for swapped, (outputs, inputs, stages, warps), tma in product(orders, shapes, (True, False)):
+    for swapped, (outputs, inputs, stages, warps) in product(orders, shapes):
         tile = Tile(
             outputs=outputs, inputs=inputs * 2 // item, group=group, stages=stages, warps=warps,
             swapped=swapped, tma=tma,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -51,6 +52,9 @@ _ROUTINGS: Final = 6
 """Launches differ in their routing, so that the L2 cache does not hold an expert's weights."""
 
 _OPTION: Final = "backend_options.triton.tuned_folder"
+
+_COMPARED: Final = 4
+"""Of the tiles that copy weights, so many of the fastest are tried without."""
 
 _BATCH: Final = 32
 """Candidates that are compiled together before they are timed."""
@@ -256,15 +260,33 @@ class Search:
         chosen = []
         for product, gated in ((first_product, True), (second_product, False)):
             until = _share(deadline, 1 + gated)
-            group = 8 if rows >= 64 else 1
-            item = self._gate_up.itemsize
-            tiles = candidates.tiles(rows, group, self._shared, gated=gated, item=item)
-            best = self._search(tiles, product, sorted_ones, until)
+            best = self._tile(rows, product, sorted_ones, until, gated=gated)
             if rows >= 64:
                 orders = [best.model_copy(update={"group": one}) for one in candidates.GROUPS]
                 best = self._search(orders, product, sorted_ones, until)
             chosen.append(best)
         return Grouped(tokens=len(hidden), rows=rows, gate_up=chosen[0], down=chosen[1])
+
+    def _tile(
+        self,
+        rows: int,
+        run: Callable[[Tile, Any], object],
+        inputs: Sequence[Any],
+        deadline: float | None,
+        *,
+        gated: bool,
+    ) -> Tile:
+        """Search the tiles that copy weights, and those without among the fastest of them."""
+        group, item = 8 if rows >= 64 else 1, self._gate_up.itemsize
+        options = partial(
+            candidates.tiles, rows, group, self._shared, gated=gated, item=item
+        )  # fmt: skip
+        timed = self._timed(options(tma=True), run, inputs, _share(deadline, 2))
+        others: Iterable[Tile] = [
+            tile.model_copy(update={"tma": False}) for _, tile in timed[:_COMPARED]
+        ]
+        timed += self._timed(others if timed else options(tma=False), run, inputs, deadline)
+        return _fastest(timed)
 
     def _search(
         self,
@@ -274,22 +296,30 @@ class Search:
         deadline: float | None,
     ) -> OptionT:
         """Return the option with which ``run`` is fastest over ``inputs``; tries at least some."""
-        remaining, best, least = iter(options), None, float("inf")
+        return _fastest(self._timed(options, run, inputs, deadline))
+
+    def _timed(
+        self,
+        options: Iterable[OptionT],
+        run: Callable[[OptionT, Any], object],
+        inputs: Sequence[Any],
+        deadline: float | None,
+    ) -> list[tuple[float, OptionT]]:
+        """Return the seconds of ``run`` with each option that can run, the fastest first."""
+        remaining, timed, least = iter(options), [], float("inf")
         while batch := list(islice(remaining, _BATCH)):
             calls = [partial(run, option, inputs[0]) for option in batch]
             for option, usable in zip(batch, compile_in_parallel(calls), strict=True):
                 self._advance(1)
                 if not usable:
                     continue
-                seconds = time_on_gpu([partial(run, option, one) for one in inputs])
+                seconds = time_on_gpu([partial(run, option, one) for one in inputs], least)
                 logger.debug("%.1f us: %s", 1e6 * seconds, option)
-                if seconds < least:
-                    best, least = option, seconds
-            if deadline is not None and time.monotonic() > deadline and best is not None:
+                timed.append((seconds, option))
+                least = min(least, seconds)
+            if deadline is not None and time.monotonic() > deadline and timed:
                 break
-        if best is None:
-            raise UnsupportedBackendError("no launch of these sizes fits on this device")
-        return best
+        return sorted(timed, key=itemgetter(0))
 
     def _scales_of_products(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         return (None, None) if self._scales is None else (self._scales.gate_up, self._scales.down)
@@ -297,6 +327,18 @@ class Search:
     def _random(self, *shape: int) -> torch.Tensor:
         out = torch.empty(shape, dtype=self._context.dtype, device=self._context.device)
         return out.normal_(std=shape[-1] ** -0.5)
+
+
+def _fastest(timed: Iterable[tuple[float, OptionT]]) -> OptionT:
+    """Return the option that took the fewest seconds.
+
+    Raises:
+        UnsupportedBackendError: there is none.
+    """
+    found = min(timed, key=itemgetter(0), default=None)
+    if found is None:
+        raise UnsupportedBackendError("no launch of these sizes fits on this device")
+    return found[1]
 
 
 def _share(deadline: float | None, parts: int) -> float | None:
