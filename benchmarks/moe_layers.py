@@ -17,6 +17,7 @@ are compared with nobody else's.
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ import triton.language as tl
 from minisgl.benchmark.environment import describe_environment
 from minisgl.benchmark.moe_cases import MOE_TOKENS, MoeCase, MoeShape, moe_cases, moe_shape
 from minisgl.benchmark.timing import Ceilings, measure_ceilings, time_calls
+from minisgl.cli.bench.numbers import numbers
+from minisgl.cli.bench.output import check_writable, write_json
 from minisgl.errors import SettingsError
 from minisgl.kernel import triton as ops
 from minisgl.kernel.triton.launch import multiply_add
@@ -54,7 +57,7 @@ Layer = Callable[..., torch.Tensor]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="Qwen3-30B-A3B", help="a published name, or a folder")
-    parser.add_argument("--tokens", default=",".join(map(str, MOE_TOKENS)))
+    parser.add_argument("--tokens", type=numbers, default=MOE_TOKENS, metavar="N,...")
     parser.add_argument("--weights-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--published", type=Path, help="tiles by number of tokens, as JSON")
     parser.add_argument("--tuned-folder", type=Path, help="of the backend triton")
@@ -65,10 +68,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("needs an NVIDIA GPU and torch for CUDA; there is none here")
+    if not args.device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") != "1":
+        parser.error(f"--device {args.device}: Triton runs there with TRITON_INTERPRET=1 alone")
     try:
+        check_writable("--json", args.json)
         shape = moe_shape(args.model, load_plugins())
     except SettingsError as error:
-        parser.error(f"--model: {error}")
+        parser.error(str(error))
     if shape is None:
         parser.error(f"{args.model} has no routed experts")
     in_fp8 = args.weights_dtype == "fp8"
@@ -76,24 +82,27 @@ def main() -> None:
         parser.error("--published multiplies bfloat16; leave it or --weights-dtype out")
     layers: dict[str, Layer] = {}
     if args.published is not None:
-        layers["published"] = PublishedScheme(json.loads(args.published.read_text()))
-    if not in_fp8:
-        flashinfer = load_flashinfer(compile_it=args.compile)
-        if flashinfer is not None:
-            layers["flashinfer"] = flashinfer
-    with torch.inference_mode():
-        compare(args, shape, layers)
+        try:
+            layers["published"] = PublishedScheme(json.loads(args.published.read_text()))
+        except (OSError, ValueError) as error:
+            parser.error(f"--published {str(args.published)!r} holds no tiles: {error}")
+    if not in_fp8 and (flashinfer := load_flashinfer(compile_it=args.compile)):
+        layers["flashinfer"] = flashinfer
+    try:
+        with torch.inference_mode():
+            compare(args, shape, layers)
+    except SettingsError as error:
+        parser.error(str(error))
 
 
 def compare(args: argparse.Namespace, shape: MoeShape, layers: dict[str, Layer]) -> None:
     """Print a line for each number of tokens."""
     device, dtype = torch.device(args.device), torch.bfloat16
-    tokens = [int(part) for part in args.tokens.split(",")]
     ceilings = measure_ceilings(device, dtype)
     began = time.perf_counter()
     settings = TritonMoeSettings(tuned_folder=args.tuned_folder)
     quantized = FP8 if args.weights_dtype == "fp8" else None
-    context = shape.context(device, dtype, max(tokens), quantized)
+    context = shape.context(device, dtype, max(args.tokens), quantized)
     ours, reference = create_backend(context, settings), TorchMoeBackend(context)
     print(
         f"{args.model}: reads {ceilings.read_bytes_per_s / 1e9:.0f} GB/s, "
@@ -103,7 +112,7 @@ def compare(args: argparse.Namespace, shape: MoeShape, layers: dict[str, Layer])
     print(f"{'tokens':>7}{'ours us':>9}{'GB/s':>7}{'of read':>8}{'TFLOP/s':>9}", end="")
     print("".join(f"{name:>12}{'error':>9}" for name in layers))
     lines = []
-    for case in moe_cases(shape, tokens, device, dtype, quantized):
+    for case in moe_cases(shape, args.tokens, device, dtype, quantized):
         line = measure(case, shape, ours, layers, ceilings)
         line["error"] = apart(case, ours, reference)
         lines.append(line)
@@ -112,17 +121,16 @@ def compare(args: argparse.Namespace, shape: MoeShape, layers: dict[str, Layer])
             f"error beside torch {line['error']:.1e}",
             flush=True,
         )
-        if args.json is not None:
-            command = ["python", "benchmarks/moe_layers.py", *sys.argv[1:]]
-            record = {
-                "benchmark": "moe_layers",
-                "model": args.model,
-                "weights_dtype": args.weights_dtype,
-                **describe_environment(command, args.commit, args.device),
-                "ceilings": asdict(ceilings),
-                "lines": lines,
-            }
-            args.json.write_text(f"{json.dumps(record, indent=1)}\n")
+        command = ["python", "benchmarks/moe_layers.py", *sys.argv[1:]]
+        record = {
+            "benchmark": "moe_layers",
+            "model": args.model,
+            "weights_dtype": args.weights_dtype,
+            **describe_environment(command, args.commit, args.device),
+            "ceilings": asdict(ceilings),
+            "lines": lines,
+        }
+        write_json(args.json, record)
 
 
 def measure(

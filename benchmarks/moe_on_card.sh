@@ -8,12 +8,21 @@
 set -u
 out=${1:?a folder for the results}
 what=${2:-all}
+weights=${3:-auto}
+known() { # known WORD ALLOWED...
+  local word=$1 one
+  shift
+  for one in "$@"; do [[ $word == "$one" ]] && return; done
+  echo "moe_on_card.sh: '$word' is none of $(printf '%s, ' "$@" | sed 's/, $//')" >&2
+  exit 2
+}
+known "$what" all test tune layers serve
+known "$weights" auto fp8
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
 mkdir -p "$out"
 models=$(mktemp -d)
 trap 'rm -rf "$models"' EXIT
-weights=${3:-auto}
 mark="" tests=moe
 [[ $weights == auto ]] || mark=-$weights tests="fp8 or quantized or compiled"
 declare -A sizes=([qwen]=Qwen3-30B-A3B [mixtral]=Mixtral-8x7B)

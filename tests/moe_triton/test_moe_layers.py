@@ -1,6 +1,7 @@
 """``benchmarks/moe_layers.py``: what ours is timed beside computes the same."""
 
 import json
+import subprocess
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 
@@ -12,6 +13,7 @@ pytest.importorskip("triton")
 from minisgl.benchmark.moe_cases import MoeShape
 from minisgl.benchmark.published import write_config
 from minisgl.benchmark.timing import Timing
+from minisgl.errors import SettingsError
 from minisgl_moe_triton.kernels.routing import route
 from support.distributions import ROOT
 
@@ -122,11 +124,55 @@ def test_experts_in_fp8_are_beside_the_torch_backend(program, small, tmp_path, m
         ([], "needs an NVIDIA GPU"),
         (["--model", "Mixtral", "--device", "cpu"], "Nearest: 'Mixtral-8x7B'"),
         (["--model", "Qwen3-0.6B", "--device", "cpu"], "has no routed experts"),
+        (["--tokens", "1,x"], "argument --tokens: a number of at least 1 is needed, got 'x'"),
+        (["--device", "cpu", "--json", "/nowhere/x.json"], "--json '/nowhere/x.json' must be"),
+        (["--device", "cpu", "--published", "/nowhere"], "--published '/nowhere' holds no tiles"),
     ],
 )
 def test_it_says_what_it_lacks(program, words, message, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr("sys.argv", ["moe_layers.py", *words])
     with pytest.raises(SystemExit):
         program.main()
     assert message in capsys.readouterr().err
+
+
+def test_without_a_card_it_needs_the_interpreter(program, monkeypatch, capsys):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("sys.argv", ["moe_layers.py", "--device", "cpu"])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert (
+        "--device cpu: Triton runs there with TRITON_INTERPRET=1 alone" in capsys.readouterr().err
+    )
+
+
+def test_a_spoilt_tuned_file_is_no_traceback(program, small, tmp_path, monkeypatch, capsys):
+    words = ["--model", str(small), "--tokens", "1", "--device", "cpu", "--weights-dtype", "fp8"]
+    monkeypatch.setattr("sys.argv", ["moe_layers.py", *words, "--tuned-folder", str(tmp_path)])
+    monkeypatch.setattr("minisgl_moe_triton.create.find_tuned", _spoilt)
+    with pytest.raises(SystemExit):
+        program.main()
+    assert "x.json is no file of tuned MoE launches" in capsys.readouterr().err
+
+
+def _spoilt(*_):
+    raise SettingsError("x.json is no file of tuned MoE launches")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "a folder for the results"),
+        (["tunes"], "'tunes' is none of all, test, tune, layers, serve"),
+        (["all", "fp9"], "'fp9' is none of auto, fp8"),
+    ],
+)
+def test_words_that_the_script_does_not_know_end_it(words, message, tmp_path):
+    out = tmp_path / "out"
+    line = ["bash", str(ROOT / "benchmarks" / "moe_on_card.sh"), *([str(out)] if words else [])]
+    done = subprocess.run([*line, *words], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert not out.exists()
