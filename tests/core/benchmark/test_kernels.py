@@ -282,6 +282,18 @@ def test_quantized_experts_are_measured_and_count_a_byte_a_weight(experts, tmp_p
     assert {stack.dtype for stack in case.inputs[0][2:]} == {torch.float8_e4m3fn}
 
 
+def test_tokens_that_do_not_fit_into_memory_end_the_lines_of_experts(experts, tmp_path, capsys):
+    path = tmp_path / "out.json"
+    line = ["bench", "kernels", "--quick", "--only", "moe", "--model", str(experts)]
+    assert (
+        main([*line, "--rows", "1,99999999999", "--log-level", "error", "--json", str(path)]) == 0
+    )
+    *measured, last = json.loads(path.read_text())["moe"]
+    assert {one["case"] for one in measured} == {"moe:1"}
+    assert "need more memory than there is" in last["reason"]
+    assert last["reason"] in capsys.readouterr().out
+
+
 def test_a_dense_model_has_no_experts_to_measure(tiny, capsys):
     line = ["bench", "kernels", "--quick", "--only", "moe", "--model", str(tiny)]
     assert main([*line, "--log-level", "error"]) == 2

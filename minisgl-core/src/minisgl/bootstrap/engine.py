@@ -20,6 +20,7 @@ from minisgl.bootstrap.experts import (
     moe_weights_dtype,
 )
 from minisgl.bootstrap.memory import (
+    is_out_of_memory,
     make_prefill_graphs,
     make_runner,
     plan_pool,
@@ -275,7 +276,7 @@ def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLL
     try:
         model = create(site.config, context)
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise DoesNotFitError(
             f"the weights of {site.config.architecture} in {site.query.dtype} need more memory "
@@ -289,12 +290,6 @@ def _build_model(site: Site, context: BuildContext, *, progress: bool) -> BaseLL
         load_weights(model, site.checkpoint, progress=progress)
     log_quantized(model)
     return model
-
-
-def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Return whether an allocation failed; that of main memory has no exception of its own."""
-    kinds = torch.OutOfMemoryError | MemoryError
-    return isinstance(error, kinds) or "allocate memory" in str(error)
 
 
 def _warm_up(

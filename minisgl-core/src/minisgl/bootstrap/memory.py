@@ -227,6 +227,12 @@ def _launching_takes_longer(engine: Engine, num_tokens: int) -> bool:
     return prefilled.done < prefilled.launched * _LEAST_OVERHANG
 
 
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Return whether an allocation failed; that of main memory has no exception of its own."""
+    kinds = torch.OutOfMemoryError | MemoryError
+    return isinstance(error, kinds) or "allocate memory" in str(error)
+
+
 def _no_graphs(model: BaseLLMModel, context: BuildContext) -> str | None:
     """Return why decode cannot be recorded, or ``None``."""
     if not model.supports_cuda_graphs:

@@ -1,7 +1,7 @@
 """``minisgl bench kernels``: attention, operations and experts beside what the device can do."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,9 +207,23 @@ def _moe(
         moe_weights_dtype=weights_dtype_of(resolved.settings),
     )
     options = resolved.settings.backend_options
-    return _printed(
-        bench_moe(experts, args.rows or MOE_TOKENS, host, query, options=options, target=target)
-    )
+    tokens = args.rows or MOE_TOKENS
+    lines = bench_moe(experts, tokens, host, query, options=options, target=target)
+    return _printed(_while_memory_lasts(lines))
+
+
+def _while_memory_lasts(lines: "Iterable[Measured]") -> "Iterator[Measured]":
+    """Yield lines of experts until those of a number of tokens do not fit, and then that."""
+    from minisgl.benchmark.kernels import Measured
+    from minisgl.bootstrap.memory import is_out_of_memory
+
+    try:
+        yield from lines
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = "the next tokens of --rows, or the experts, need more memory than there is"
+        yield Measured(case="moe", implementation="-", reason=reason)
 
 
 def _printed(lines: "Iterable[Measured]") -> "list[Measured]":
