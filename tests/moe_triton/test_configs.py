@@ -113,7 +113,9 @@ def test_sides_that_triton_does_not_know_are_named_with_their_value(tmp_path, pl
 
 def test_what_cannot_be_read_is_no_missing_file(tmp_path):
     (tmp_path / KEY.file_name).mkdir()
-    with pytest.raises(SettingsError, match=r"experts-8.* cannot be read: Is a directory. Delete"):
+    with pytest.raises(
+        SettingsError, match=r"experts-8.* cannot be read: Is a directory. Mend that"
+    ):
         find_tuned(KEY, tmp_path)
 
 

@@ -174,7 +174,8 @@ def read_own(key: Key, folder: Path) -> TunedFile | None:
         return None
     except OSError as error:
         raise SettingsError(
-            f"tuned MoE launches in {str(file)!r} cannot be read: {error.strerror}. {_ANEW}"
+            f"tuned MoE launches in {str(file)!r} cannot be read: {error.strerror}. Mend that, "
+            "or name another folder with backend_options.triton.tuned_folder"
         ) from error
     return _parse(contents, str(file))
 

@@ -31,12 +31,12 @@ def create_backend(context: MoeContext, settings: TritonMoeSettings) -> TritonMo
         SettingsError: a tuned file that is none, or whose launches cannot run here.
     """
     key, folder = key_of(context), settings.tuned_folder
+    tuned = find_tuned(key, folder)
     if folder is not None and not folder.is_dir():
         logger.warning(
             "backend_options.triton.tuned_folder=%r is no folder that is there: no tuned MoE "
             "launches come from it", str(folder),
         )  # fmt: skip
-    tuned = find_tuned(key, folder)
     if tuned is None:
         logger.warning(
             "No tuned MoE launches for %d experts of %d inner and %d hidden elements in %s on %s "
