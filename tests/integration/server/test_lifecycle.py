@@ -105,8 +105,10 @@ def test_a_drain_lets_short_requests_end_and_refuses_new_ones(model, tmp_path) -
         stream = Stream(server, max_tokens=100)
         assert stream.started.wait(PATIENCE)
         server.kill(signal.SIGTERM)
+        # One that comes before the signal is taken in, and waits for the gate like the first.
+        completions = f"{server.url}/v1/completions"
         wait_for(
-            lambda: post(f"{server.url}/v1/completions", json=LONG).status_code == 503,
+            lambda: httpx.post(completions, json=LONG, timeout=2).status_code == 503,
             "the refusal of a new request",
         )
         gate.touch()
