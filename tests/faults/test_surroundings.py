@@ -19,7 +19,14 @@ from support.tiny_models import write_tiny_model
 TEXT = "/v1/completions"
 
 
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def buffering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Python keep output for a while, or not: what it kept it writes at its end."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", request.param)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("buffering")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
 def test_a_disk_without_room_for_logs_stops_nothing(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny", "Qwen3ForCausalLM")
@@ -40,6 +47,7 @@ def test_a_disk_without_room_for_logs_stops_nothing(tmp_path: Path) -> None:
         server.wait()
 
 
+@pytest.mark.usefixtures("buffering")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
 def test_a_disk_without_room_for_the_error_changes_no_exit_code() -> None:
     command = [sys.executable, "-m", "minisgl", "serve", "--model", "/no/such/model", "--port", "0"]

@@ -48,6 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
+    finally:
+        _drop_unwritten_errors()
+
+
+def _drop_unwritten_errors() -> None:
+    """Keep Python from writing once more at its end what a full disk did not take.
+
+    It would fail again, and make that the exit code.
+    """
+    if sys.stderr is None:  # closed before we began
+        return
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _run(arguments: list[str]) -> int:
