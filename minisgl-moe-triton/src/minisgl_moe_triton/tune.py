@@ -278,9 +278,7 @@ class Search:
     ) -> Tile:
         """Search the tiles that copy weights, and those without among the fastest of them."""
         group, item = 8 if rows >= 64 else 1, self._gate_up.itemsize
-        options = partial(
-            candidates.tiles, rows, group, self._shared, gated=gated, item=item
-        )  # fmt: skip
+        options = partial(candidates.tiles, rows, group, self._shared, gated=gated, item=item)
         timed = self._timed(options(tma=True), run, inputs, _share(deadline, 2))
         others: Iterable[Tile] = [
             tile.model_copy(update={"tma": False}) for _, tile in timed[:_COMPARED]

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import TextIO
 
 from minisgl.errors import MinisglError, SettingsError, nearest
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read our output has enough; Python must not complain when it closes the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_unwritten(sys.stdout)
         return 141
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
@@ -53,16 +54,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_unwritten_errors() -> None:
-    """Keep Python from writing once more at its end what a full disk did not take.
-
-    It would fail again, and make that the exit code.
-    """
+    """Drop what a full disk did not take of standard error."""
     if sys.stderr is None:  # closed before we began
         return
     try:
         sys.stderr.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        drop_unwritten(sys.stderr)
+
+
+def drop_unwritten(stream: TextIO) -> None:
+    """Let a standard stream lead nowhere.
+
+    Python would try once more at its end to write what it has kept, fail, and make that the exit
+    code.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -2,9 +2,9 @@
 
 import argparse
 import logging
-import os
 import sys
 
+from minisgl.cli import drop_unwritten
 from minisgl.cli.flags import add_settings_arguments
 from minisgl.settings import ResolvedSettings
 
@@ -36,5 +36,4 @@ def _announce(text: str) -> None:
         print(text, flush=True)
     except OSError as error:
         logger.warning("cannot write to standard output: %s", error.strerror)
-        # Or Python would try once more at its end, and change the exit code.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_unwritten(sys.stdout)

@@ -1,10 +1,11 @@
 """Compares what a backend declares with what it is asked to run on."""
 
+from types import MappingProxyType
 from typing import Any, Final
 
 from minisgl.plugins.records import BackendQuery, Capabilities, MoeBackendRecord
 
-WEIGHTS_DTYPES: Final = {"fp8": "float8_e4m3fn"}
+WEIGHTS_DTYPES: Final = MappingProxyType({"fp8": "float8_e4m3fn"})
 """What ``moe.weights_dtype`` may be beside ``auto``, and the dtype that is meant."""
 
 FP8_CAPABILITY: Final = (8, 9)
