@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from minisgl import LLM, SamplingParams
-from minisgl.models.checkpoint import open_checkpoint
+from minisgl.models.opening import open_checkpoint
 from minisgl.models.resolve import resolve_checkpoint
 
 PROMPTS = [

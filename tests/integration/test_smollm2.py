@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from minisgl import LLM, SamplingParams
-from minisgl.models.checkpoint import open_checkpoint
+from minisgl.models.opening import open_checkpoint
 from minisgl.models.resolve import resolve_checkpoint
 from support.pressure import Pressure
 from support.reference import Reference, Tally, confirmed

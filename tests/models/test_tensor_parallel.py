@@ -14,8 +14,8 @@ from transformers import (
 
 from minisgl.errors import SettingsError
 from minisgl.layers.base import shard_heads
-from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.loading import fill_dummy
+from minisgl.models.opening import open_checkpoint
 from minisgl.testing.communicators import run_ranks, thread_group
 from support.forward import build_context, load_model, load_name, logits_of, records
 from support.tiny_models import ARCHITECTURES, write_tiny_model

@@ -17,12 +17,12 @@ from minisgl.kvcache.interface import KVPoolSpec
 from minisgl.kvcache.mha_pool import MHAKVCachePool
 from minisgl.layers.base import shard_heads, shard_size
 from minisgl.layers.context import BuildContext
-from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.config import ModelConfig, ModelFacts
 from minisgl.models.hf import config as hf
 from minisgl.models.hf.model import TransformersModel
 from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import load_weights
+from minisgl.models.opening import open_checkpoint
 from minisgl.moe.exchange import ExchangeContext, ExpertExchange
 from minisgl.moe.interface import MoeContext
 from minisgl.moe.placement import ExpertPlacement

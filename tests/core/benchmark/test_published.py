@@ -7,7 +7,7 @@ import pytest
 from minisgl.benchmark.published import CONFIGS, write_config
 from minisgl.cli import main
 from minisgl.errors import SettingsError
-from minisgl.models.checkpoint import open_checkpoint
+from minisgl.models.opening import open_checkpoint
 from minisgl.plugins.host import load_plugins
 from minisgl.plugins.lazy import load_object
 

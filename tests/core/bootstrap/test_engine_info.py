@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from minisgl.bootstrap import load_host
-from minisgl.bootstrap.engine import _engine_info, survey
+from minisgl.bootstrap.engine import _engine_info
+from minisgl.bootstrap.survey import survey
 from minisgl.settings import Settings
 from support.tiny_models import write_tiny_model
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from minisgl.bootstrap import load_host
-from minisgl.bootstrap.engine import build_engine, survey
+from minisgl.bootstrap.engine import build_engine
+from minisgl.bootstrap.survey import survey
 from minisgl.cli import main
 from minisgl.errors import SettingsError, UnknownBackendError, UnsupportedBackendError
 from minisgl.layers.moe import MoeLayer

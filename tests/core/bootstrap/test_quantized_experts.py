@@ -8,8 +8,9 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.bootstrap import load_host
-from minisgl.bootstrap.engine import Site, survey
 from minisgl.bootstrap.experts import fp8_hint
+from minisgl.bootstrap.site import Site
+from minisgl.bootstrap.survey import survey
 from minisgl.cli import main
 from minisgl.errors import SettingsError, UnsupportedBackendError
 from minisgl.plugins.capabilities import unmet_weights_dtype

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl.bootstrap import engine as bootstrap_engine
 from minisgl.bootstrap import load_host, ranks
-from minisgl.bootstrap.engine import _share_of_threads, survey
+from minisgl.bootstrap import survey as bootstrap_survey
 from minisgl.bootstrap.memory import smallest
 from minisgl.bootstrap.ranks import RankJob, build_parallel_engine, serve_rank
+from minisgl.bootstrap.survey import _share_of_threads, survey
 from minisgl.errors import PluginError, SettingsError
 from minisgl.settings import Settings, settings_from_keywords
 from minisgl.testing.communicators import run_ranks
@@ -59,7 +59,7 @@ def test_a_model_that_is_refused_starts_no_rank(
 
 
 def test_several_ranks_on_a_gpu_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap_engine, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(bootstrap_survey, "resolve_device", lambda _: torch.device("cuda"))
     settings = settings_for(tiny, tp=2)
     with pytest.raises(
         SettingsError, match=r"=2: several ranks run on the CPU only .*, not on cuda"

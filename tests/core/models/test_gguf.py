@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from minisgl.errors import ModelLoadError
-from minisgl.models.checkpoint import open_checkpoint
+from minisgl.models.opening import open_checkpoint
 from minisgl.models.resolve import resolve_checkpoint
 from minisgl.tokenizer.loading import load_tokenizer
 from support.forward import load_model, load_through_transformers, logits_of, read_config

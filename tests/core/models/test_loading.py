@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.errors import ModelLoadError
-from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.loading import fill_dummy, load_weights
+from minisgl.models.opening import open_checkpoint
 from support.forward import build_context, load_model, load_name, logits_of, read_config, records
 from support.tiny_models import write_tiny_model
 

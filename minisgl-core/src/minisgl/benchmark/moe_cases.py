@@ -12,8 +12,8 @@ import torch
 from minisgl.benchmark.published import CONFIGS, write_config
 from minisgl.benchmark.timing import Call, num_copies
 from minisgl.kernel.jit import JitLoader
-from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.config import ModelConfig
+from minisgl.models.opening import open_checkpoint
 from minisgl.moe.fp8 import ExpertScales, quantize_stack
 from minisgl.moe.interface import MoeBackend, MoeContext
 from minisgl.plugins.host import PluginHost

@@ -4,7 +4,7 @@ The one place that knows all parts. ``server`` calls it in the scheduler's proce
 own; nothing below imports it.
 """
 
-from minisgl.bootstrap.engine import resolve_device, resolve_dtype
 from minisgl.bootstrap.scheduler import build_scheduler, load_host
+from minisgl.bootstrap.survey import resolve_device, resolve_dtype
 
 __all__ = ["build_scheduler", "load_host", "resolve_device", "resolve_dtype"]

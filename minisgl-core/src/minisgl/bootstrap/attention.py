@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minisgl.attention.by_rows import DecodeByRows
 from minisgl.attention.hybrid import HybridBackend
 from minisgl.attention.interface import AttentionBackend, AttentionContext
 from minisgl.bootstrap.measurements import load_measurements
+from minisgl.bootstrap.site import Site
 from minisgl.kernel.jit import JitLoader
 from minisgl.kernel.ops import OpTable
 from minisgl.kvcache.interface import KVCachePool, KVPoolSpec
@@ -22,16 +23,12 @@ from minisgl.plugins.selection import (
     select_kv_pool,
 )
 
-if TYPE_CHECKING:
-    from minisgl.bootstrap.engine import Site
-
 logger = logging.getLogger(__name__)
-
 
 PoolSelection = Selection[KVPoolRecord[Any]]
 
 
-def create_pool(site: "Site") -> tuple[KVCachePool, PoolSelection]:
+def create_pool(site: Site) -> tuple[KVCachePool, PoolSelection]:
     """Create the KV pool that the settings choose, still without memory.
 
     Raises:
@@ -51,7 +48,7 @@ def create_pool(site: "Site") -> tuple[KVCachePool, PoolSelection]:
         return chosen.record.create(spec, chosen.settings), chosen
 
 
-def choose_attention(site: "Site", pool: PoolSelection) -> AttentionSelection:
+def choose_attention(site: Site, pool: PoolSelection) -> AttentionSelection:
     """Choose attention backends that read pages as the pool has them.
 
     Raises:
@@ -68,7 +65,7 @@ def choose_attention(site: "Site", pool: PoolSelection) -> AttentionSelection:
 
 
 def create_attention(
-    site: "Site", pool: KVCachePool, chosen: AttentionSelection, ops: OpTable, jit: JitLoader
+    site: Site, pool: KVCachePool, chosen: AttentionSelection, ops: OpTable, jit: JitLoader
 ) -> AttentionBackend:
     """Create the backends of both phases, as one.
 

@@ -1,9 +1,9 @@
 """From settings to what runs a model's experts: the MoE backend, and the exchange between ranks."""
 
 import logging
-from typing import TYPE_CHECKING
 
 from minisgl.bootstrap.memory import step_tokens
+from minisgl.bootstrap.site import Site
 from minisgl.distributed.communicator import Communicator
 from minisgl.errors import SettingsError
 from minisgl.kernel.jit import JitLoader
@@ -19,9 +19,6 @@ from minisgl.plugins.selection import AUTO, select_exchange, select_moe
 from minisgl.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from minisgl.bootstrap.engine import Site
 
 
 def check_expert_parallel(settings: Settings, config: ModelFacts) -> None:
@@ -96,7 +93,7 @@ def weights_dtype_of(settings: Settings, lack: str | None = None) -> str | None:
 
 
 def create_moe(
-    site: "Site", jit: JitLoader, rank: int
+    site: Site, jit: JitLoader, rank: int
 ) -> tuple[MoeBackend | None, tuple[Decision, ...]]:
     """Create the MoE backend that the settings choose for a rank; ``None`` for a dense model.
 
@@ -115,7 +112,7 @@ def create_moe(
     return backend, chosen.table
 
 
-def moe_context(site: "Site", jit: JitLoader, rank: int = 0) -> MoeContext | None:
+def moe_context(site: Site, jit: JitLoader, rank: int = 0) -> MoeContext | None:
     """Return what MoE backends of a rank are created with, or ``None`` for a dense model."""
     config = site.config
     moe = _experts_of(config)
@@ -138,7 +135,7 @@ def moe_context(site: "Site", jit: JitLoader, rank: int = 0) -> MoeContext | Non
 
 
 def create_exchange(
-    site: "Site", communicator: Communicator
+    site: Site, communicator: Communicator
 ) -> tuple[ExpertExchange | None, tuple[Decision, ...]]:
     """Create the exchange that the settings choose; ``None`` if all ranks share all experts.
 
@@ -168,16 +165,16 @@ def _experts_of(config: ModelFacts) -> MoeConfig | None:
     return config.moe if isinstance(config, ModelConfig) else None
 
 
-def _placement(site: "Site", moe: MoeConfig) -> ExpertPlacement:
+def _placement(site: Site, moe: MoeConfig) -> ExpertPlacement:
     return ExpertPlacement(moe.num_experts, site.num_ranks, site.query.expert_parallel_size)
 
 
-def _most_tokens(site: "Site") -> int:
+def _most_tokens(site: Site) -> int:
     settings = site.settings
     return step_tokens(settings, site.device) + settings.scheduler.max_running_requests
 
 
-def fp8_hint(site: "Site") -> str:
+def fp8_hint(site: Site) -> str:
     """Return the setting that halves the memory of experts, if there are some to halve."""
     halves = _experts_of(site.config) is not None and site.query.moe_weights_dtype is None
     return ", of experts moe.weights_dtype" if halves else ""

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minisgl.bootstrap.engine import Site, build_engine, survey
+from minisgl.bootstrap.engine import build_engine
+from minisgl.bootstrap.site import Site
+from minisgl.bootstrap.survey import survey
 from minisgl.distributed.rank_group import RankGroup
 from minisgl.distributed.rank_process import RankLink
 from minisgl.engine.parallel import DigestKeeper, ParallelEngine

@@ -1,9 +1,10 @@
 """From settings and plugins to a scheduler that is ready to serve."""
 
-from minisgl.bootstrap.engine import build_engine, resolve_device, survey
+from minisgl.bootstrap.engine import build_engine
 from minisgl.bootstrap.grammars import build_compiler
 from minisgl.bootstrap.memory import step_tokens
 from minisgl.bootstrap.ranks import build_parallel_engine
+from minisgl.bootstrap.survey import resolve_device, survey
 from minisgl.plugins.failure import creating
 from minisgl.plugins.grammar_selection import select_grammar
 from minisgl.plugins.host import PluginHost, load_plugins

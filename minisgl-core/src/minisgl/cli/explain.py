@@ -116,7 +116,7 @@ def _query(
 
     from minisgl.bootstrap import resolve_dtype
     from minisgl.bootstrap.experts import check_expert_parallel, moe_weights_dtype
-    from minisgl.models.checkpoint import open_checkpoint
+    from minisgl.models.opening import open_checkpoint
 
     path = host.resolve_checkpoint(settings.model.path, settings.model.cache_dir)
     checkpoint = open_checkpoint(path, settings.model.load_format)

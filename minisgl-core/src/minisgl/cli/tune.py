@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     """Search, and print what was found and where it is; reads no weights unless it is told to."""
     from minisgl.bootstrap import load_host
-    from minisgl.bootstrap.engine import survey
     from minisgl.bootstrap.experts import lack_of_experts, moe_context
+    from minisgl.bootstrap.survey import survey
     from minisgl.kernel.jit import JitLoader
     from minisgl.moe import TuneRequest
     from minisgl.plugins.failure import creating

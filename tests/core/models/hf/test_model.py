@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from minisgl.errors import ModelLoadError
-from minisgl.models.checkpoint import open_checkpoint
 from minisgl.models.hf.build import _NoInitialization, build
 from minisgl.models.hf.config import read_config
 from minisgl.models.hf.model import TransformersModel
 from minisgl.models.interface import BaseLLMModel
 from minisgl.models.loading import fill_dummy, load_weights
+from minisgl.models.opening import open_checkpoint
 from support.forward import (
     build_context,
     load_model,
