@@ -342,14 +342,18 @@ def _moe_layers(name: str, record: Record, wanted: Mapping[str, Any]) -> str:
         computed = f"{line['flops'] / line['us'] / 1e6:.1f}"
         verdict = _moe_verdict(line, floor_us, wanted)
         lines.append([_number(line["tokens"]), *found, computed, *shown, verdict])
+    dtype = " in fp8" if record["weights_dtype"] == "fp8" else ""
+    beside = (
+        " `published` and `flashinfer` are given the chosen experts, and `published` their order "
+        f"too. To reach: the time of the best of them, and {_wanted_shares(wanted)}."
+    )
     return (
-        f"## Routed experts of {record['model']} on {record['device']['name']}, commit "
+        f"## Routed experts of {record['model']}{dtype} on {record['device']['name']}, commit "
         f"{str(record['commit'])[:12]}\n\n"
         f"[{name}](results/{name}): `{record['command']}`. One layer, from router logits to the "
         f"sum of its experts; the floor is their weights, read once at "
-        f"{wanted['read_bytes_per_s'] / 1e12:.2f} TB/s. `published` and `flashinfer` are given the "
-        f"chosen experts, and `published` their order too. To reach: the time of the best of them, "
-        f"and {_wanted_shares(wanted)}.\n\n{_table(lines)}"
+        f"{wanted['read_bytes_per_s'] / 1e12:.2f} TB/s.{beside if others else ''}\n\n"
+        f"{_table(lines)}"
     )
 
 
