@@ -33,7 +33,7 @@ config() { "$python" -m minisgl bench write-config "$1" "$models/$1" >/dev/null;
 
 if wanted test; then
   begin test
-  timeout "${LIMIT_TEST:-150}" "$python" -m pytest -m gpu tests/gpu/test_moe.py -q -n 8 \
+  timeout "${LIMIT_TEST:-150}" "$python" -m pytest -m gpu tests/gpu/test_moe.py -q -n 8 -p no:benchmark \
     -k "$tests" -p no:cacheprovider >"$out/moe-tests$mark.txt" 2>&1
   echo "pytest: exit $?"
   grep -E "^(E  |FAILED|ERROR)|passed|failed" "$out/moe-tests$mark.txt" | cut -c1-200 | sort | uniq -c |

@@ -90,7 +90,7 @@ def test_the_second_start_imports_neither_flash_attention_nor_a_compiler(starts)
     assert not [r for r in starts._caplog.records if r.levelno > logging.INFO], "nobody's fault"
     assert isinstance(starts.kernel, FlashAttention4)
     how, said = starts.start(imports=False)
-    assert (how, said) == ("kernels of an earlier start loaded and compared", "")
+    assert (how, said) == ("kept kernels loaded and compared", "")
     assert isinstance(starts.kernel, DirectKernels)
 
 

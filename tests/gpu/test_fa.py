@@ -246,7 +246,7 @@ def test_kernels_are_called_directly_in_the_version_that_was_looked_up(
         assert len(backend._kernel._learned) == 4
         _, backend = make("fa4", 128, sliding_window=True)
         assert isinstance(backend._kernel, DirectKernels)
-    assert "kernels of an earlier start loaded and compared" in caplog.text
+    assert "kept kernels loaded and compared" in caplog.text
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 

@@ -95,7 +95,7 @@ def kernel_of(
         kept = kept_kernels(folder, context, capability)
     if kept is not None:
         try:
-            return load_kept(kept, context), "kernels of an earlier start loaded and compared"
+            return load_kept(kept, context), "kept kernels loaded and compared"
         except NotKeptError as reason:
             logger.log(
                 reason.level,
