@@ -273,7 +273,10 @@ def test_experts_get_a_table_and_are_judged_by_the_best_of_the_others():
         line(256, 102.0, {"published": 110.0}, enough),
     ]
     record = {**offline(), "benchmark": "moe_layers", "model": "Some-MoE", "lines": lines}
+    record["weights_dtype"] = "auto"
     text = script.render({"moe.json": record}, RIVALS).partition("## Routed experts of Some-MoE")[2]
+    assert text.startswith(" on ")
+    assert "To reach: the time of the best of them" in text
     assert (
         "| tokens | minisgl, us | of the floor | TFLOP/s | flashinfer, us | published, us |" in text
     )
@@ -282,3 +285,7 @@ def test_experts_get_a_table_and_are_judged_by_the_best_of_the_others():
     assert "| 64 | 100.0 | 0% | 5.0 | - | - | nothing to compare |" in text
     assert "| 256 | 100.0 | 71% | 5.0 | - | 110.0 | reached |" in text
     assert "| 256 | 102.0 | 70% | 4.9 | - | 110.0 | misses reach |" in text
+    record = {**record, "weights_dtype": "fp8", "lines": [line(64, 100.0, {})]}
+    text = script.render({"moe.json": record}, RIVALS).partition("## Routed experts of Some-MoE")[2]
+    assert text.startswith(" in fp8 on ")
+    assert "To reach" not in text
