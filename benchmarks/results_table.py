@@ -344,8 +344,8 @@ def _moe_layers(name: str, record: Record, wanted: Mapping[str, Any]) -> str:
         lines.append([_number(line["tokens"]), *found, computed, *shown, verdict])
     dtype = " in fp8" if record["weights_dtype"] == "fp8" else ""
     beside = (
-        " `published` and `flashinfer` are given the chosen experts, and `published` their order "
-        f"too. To reach: the time of the best of them, and {_wanted_shares(wanted)}."
+        " The others are given the chosen experts, and `published` their order too. To reach: "
+        f"the time of the best of them, and {_wanted_shares(wanted)}."
     )
     return (
         f"## Routed experts of {record['model']}{dtype} on {record['device']['name']}, commit "

@@ -146,6 +146,7 @@ def _grouped_kernel(
     GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile. ``GATED``: rows are gathered from tokens; else, they are scattered to parts."""
+    # Not after fetching weights into the L2 cache: layers were slower with that, by up to 9 %.
     wait_for_inputs()
     num_tiles = tl.load(tiles_ptr)
     columns: tl.constexpr = (OUTPUTS + TILE_OUTPUTS - 1) // TILE_OUTPUTS
