@@ -294,6 +294,30 @@ def test_tokens_that_do_not_fit_into_memory_end_the_lines_of_experts(experts, tm
     assert last["reason"] in capsys.readouterr().out
 
 
+def test_one_moe_backend_alone_is_measured(experts, tmp_path, capsys):
+    """Catches: ``moe.backend`` passed over; a backend that cannot run here passed over, too."""
+    path = tmp_path / "out.json"
+    line = ["bench", "kernels", "--quick", "--only", "moe", "--model", str(experts)]
+    line += ["--rows", "1", "--log-level", "error", "--json", str(path)]
+    assert main([*line, "--moe-backend", "torch"]) == 0
+    (measured,) = json.loads(path.read_text())["moe"]
+    assert (measured["implementation"], measured["reason"]) == ("torch", "")
+    assert main([*line, "--moe-backend", "toch"]) == 3
+    assert "moe.backend='toch'" in capsys.readouterr().err
+
+
+def test_a_moe_backend_that_cannot_run_here_is_named_with_the_reason(experts, tmp_path):
+    if all(offer.name != "triton" for offer in load_plugins().moe):
+        pytest.skip("minisgl-moe-triton is not installed")
+    path = tmp_path / "out.json"
+    line = ["bench", "kernels", "--quick", "--only", "moe", "--model", str(experts)]
+    line += ["--rows", "1", "--log-level", "error", "--json", str(path)]
+    assert main([*line, "--moe-backend", "triton", "--device", "cpu"]) == 0
+    (refused,) = json.loads(path.read_text())["moe"]
+    assert (refused["implementation"], refused["us"]) == ("triton", None)
+    assert refused["reason"]
+
+
 def test_a_dense_model_has_no_experts_to_measure(tiny, capsys):
     line = ["bench", "kernels", "--quick", "--only", "moe", "--model", str(tiny)]
     assert main([*line, "--log-level", "error"]) == 2

@@ -125,8 +125,9 @@ def bench_moe(
     *,
     options: Options,
     target: Target,
+    only: str | None = None,
 ) -> Iterator[Measured]:
-    """Yield a line for each number of tokens and MoE backend that can run here.
+    """Yield a line for each number of tokens and MoE backend that can run here, or ``only`` one.
 
     The rate is of the weights of all chosen experts, or of operations, whichever the device would
     take longer for.
@@ -136,7 +137,11 @@ def bench_moe(
     quantized: torch.dtype | None = None if name is None else getattr(torch, name)
     context = shape.context(target.device, target.dtype, max(tokens), quantized)
     for row in explain_moe(host, query):
+        if only not in (None, f"{row.distribution}:{row.name}"):
+            continue
         if row.outcome == "refused":
+            if only is not None:
+                yield Measured(case="moe", implementation=row.name, reason=row.reason)
             continue
         try:
             chosen = select_moe(host, query, f"{row.distribution}:{row.name}", options)

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings_arguments(
         parser,
         only=(
-            "model.path", "model.dtype", "moe.weights_dtype", "engine.device",
+            "model.path", "model.dtype", "moe.backend", "moe.weights_dtype", "engine.device",
             "engine.num_threads", "plugins.disabled", "log.level",
         ),
     )  # fmt: skip
@@ -173,6 +173,7 @@ def _experts(
     from minisgl.benchmark.moe_cases import moe_shape
     from minisgl.bootstrap.experts import weights_dtype_of
 
+    _moe_backend(resolved.settings, host)  # a typo must show, and before anything is measured
     if args.only not in (None, "moe"):
         weights_dtype_of(resolved.settings, f"--only {args.only} measures none")
         return None
@@ -185,6 +186,16 @@ def _experts(
     lack = f"{reference} has none that an installed plugin runs" if experts is None else None
     weights_dtype_of(resolved.settings, lack)
     return experts
+
+
+def _moe_backend(settings: Settings, host: "PluginHost") -> str | None:
+    """Return the qualified name of the one MoE backend that is measured; ``None``: all.
+
+    Raises:
+        UnknownBackendError: nobody offers it.
+    """
+    name = settings.moe.backend
+    return None if name == "auto" else host.moe.get(name).qualified
 
 
 def _moe(
@@ -208,7 +219,8 @@ def _moe(
     )
     options = resolved.settings.backend_options
     tokens = args.rows or MOE_TOKENS
-    lines = bench_moe(experts, tokens, host, query, options=options, target=target)
+    only = _moe_backend(resolved.settings, host)
+    lines = bench_moe(experts, tokens, host, query, options=options, target=target, only=only)
     return _printed(_while_memory_lasts(lines))
 
 
