@@ -51,7 +51,7 @@ def test_a_backend_without_anything_to_tune_is_refused(plugin_site, experts, cap
     assert main(line) == 2
     error = capsys.readouterr().err
     assert "'minisgl-core:torch' has nothing to tune" in error
-    assert "backends that have: acme" in error
+    assert "backends that have: acme. Name one with --moe-backend" in error
     assert "minisgl plugins explain moe --model MODEL" in error
 
 
@@ -61,7 +61,8 @@ def test_the_reason_against_what_could_be_tuned_is_given(plugin_site, experts, c
     plugin_site.add("acme", TUNE + code)
     assert main(["tune", "moe", "--model", str(experts), "--device", "cpu"]) == 2
     error = capsys.readouterr().err
-    assert "backends that have: acme (needs device cuda, found cpu). Name one" in error
+    assert "cannot run here: acme (needs device cuda, found cpu); tune where one can" in error
+    assert "Name one" not in error
 
 
 def test_a_configuration_is_enough(plugin_site, experts, tmp_path, capsys):

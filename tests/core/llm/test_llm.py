@@ -280,6 +280,14 @@ def test_dummy_weights_need_no_checkpoint_and_are_seeded(tiny_path: Path) -> Non
     assert outputs[0] == outputs[1] != outputs[2]
 
 
+def test_a_moe_backend_for_a_dense_model_is_said_to_run_nothing(
+    tiny_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(str(tiny_path), progress=False, moe_backend="torch"):
+        pass
+    assert "moe.backend='torch' runs nothing here" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("keywords", "error", "message"),
     [

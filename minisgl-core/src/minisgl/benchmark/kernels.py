@@ -127,7 +127,9 @@ def bench_moe(
     target: Target,
     only: str | None = None,
 ) -> Iterator[Measured]:
-    """Yield a line for each number of tokens and MoE backend that can run here, or ``only`` one.
+    """Yield a line for each number of tokens and MoE backend, or ``only`` one.
+
+    What cannot run here has a single line, with the reason.
 
     The rate is of the weights of all chosen experts, or of operations, whichever the device would
     take longer for.
@@ -140,8 +142,7 @@ def bench_moe(
         if only not in (None, f"{row.distribution}:{row.name}"):
             continue
         if row.outcome == "refused":
-            if only is not None:
-                yield Measured(case="moe", implementation=row.name, reason=row.reason)
+            yield Measured(case="moe", implementation=row.name, reason=row.reason)
             continue
         try:
             chosen = select_moe(host, query, f"{row.distribution}:{row.name}", options)

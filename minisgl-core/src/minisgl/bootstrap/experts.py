@@ -105,6 +105,11 @@ def create_moe(
     if context is None:
         if settings.moe.backend != AUTO:
             site.host.moe.get(settings.moe.backend)  # nothing runs it, but a typo must show
+            if rank == 0:
+                logger.warning(
+                    "moe.backend=%r runs nothing here: %s",
+                    settings.moe.backend, lack_of_experts(site.config),
+                )  # fmt: skip
         return None, ()
     chosen = select_moe(site.host, site.query, settings.moe.backend, settings.backend_options)
     with creating("moe", chosen.choice):

@@ -67,8 +67,7 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
     if tune is None:
         raise SettingsError(
             f"minisgl tune moe: backend {chosen.choice!r} has nothing to tune; "
-            f"backends that have: {_tunable(site.host, site.query)}. "
-            "Name one with --moe-backend, or see: minisgl plugins explain moe --model MODEL"
+            f"{_tunable(site.host, site.query)}, or see: minisgl plugins explain moe --model MODEL"
         )
     request = TuneRequest(
         tokens=args.tokens,
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace, resolved: ResolvedSettings) -> int:
 
 
 def _tunable(host: "PluginHost", query: "BackendQuery") -> str:
-    """Name the backends that can be tuned, with the reason against each that cannot run here."""
+    """Name the backends that can be tuned, with what stands against each, and say what to do."""
     from minisgl.plugins.selection import explain_moe
 
     reasons = {
@@ -91,5 +90,9 @@ def _tunable(host: "PluginHost", query: "BackendQuery") -> str:
         if row.outcome == "refused"
     }
     offers = [offer for offer in host.moe if offer.record.tune is not None]
-    named = [f"{offer.name}{reasons.get(offer.qualified, '')}" for offer in offers]
-    return ", ".join(named) or "none is installed"
+    if not offers:
+        return "backends that have: none is installed; install a plugin that offers one"
+    named = ", ".join(f"{offer.name}{reasons.get(offer.qualified, '')}" for offer in offers)
+    if all(offer.qualified in reasons for offer in offers):
+        return f"backends that have cannot run here: {named}; tune where one can"
+    return f"backends that have: {named}. Name one with --moe-backend"
