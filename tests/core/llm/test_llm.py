@@ -286,6 +286,7 @@ def test_a_moe_backend_for_a_dense_model_is_said_to_run_nothing(
     with LLM(str(tiny_path), progress=False, moe_backend="torch"):
         pass
     assert "moe.backend='torch' runs nothing here" in caplog.text
+    assert "has none; leave it at auto" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def create_moe(
             site.host.moe.get(settings.moe.backend)  # nothing runs it, but a typo must show
             if rank == 0:
                 logger.warning(
-                    "moe.backend=%r runs nothing here: %s",
+                    "moe.backend=%r runs nothing here: %s; leave it at auto",
                     settings.moe.backend, lack_of_experts(site.config),
                 )  # fmt: skip
         return None, ()

@@ -194,8 +194,10 @@ def _moe_backend(settings: Settings, host: "PluginHost") -> str | None:
     Raises:
         UnknownBackendError: nobody offers it.
     """
+    from minisgl.plugins.selection import AUTO
+
     name = settings.moe.backend
-    return None if name == "auto" else host.moe.get(name).qualified
+    return None if name == AUTO else host.moe.get(name).qualified
 
 
 def _moe(
